@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,19 @@ import pytest
 from rich.console import Console
 from runs import rows_of, train
 
+from burnish.agents.endpoint.server import ServerThread, Service
+from burnish.agents.endpoint.serving import StandingLoop
+from burnish.checkpointing.run import refused_differences
+from burnish.cli import check
+from burnish.cli.serve import _standing
+from burnish.cli.speakers import policy_named
 from burnish.config.schema import RlConfig
+from burnish.config.secrets import hidden
 from burnish.errors import ConfigError, DataError, ModelError
 from burnish.observability.recorder import read_rollouts
 from burnish.planning.rl import plan_rl
 from burnish.planning.rl_processes import RlTable
+from burnish.rollouts.engine import Sampling
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.placement import model_facts
 from burnish.trainers.replay_gradients import open_policy
@@ -180,3 +189,89 @@ def test_each_domain_has_its_teacher(taught: BuildRl, teacher: Path, tiny_task: 
         sizes[line["domain"]] += abs(line["advantage"])
     assert sizes["own"] == pytest.approx(0.0, abs=1e-5)
     assert sizes["other"] > 0.1
+
+
+@pytest.fixture
+def served(teacher: Path) -> Iterator[str]:
+    """Address of the teacher as `burnish serve` has it, under the name `big`."""
+    settings: Any = {"others": "follow", "context": None, "rows": 8, "parser": "auto", "seed": 0}
+    loop = StandingLoop(_standing(policy_named(str(teacher)), Sampling(16), "big", **settings))
+    server = ServerThread(loop.desk, Service())
+    answering = threading.Thread(target=loop.run)
+    answering.start()
+    yield f"{server.url}/v1"
+    server.close()
+    answering.join()
+
+
+RECORDED = {"sinks": [], "record_rollouts": True}
+
+
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    return list(read_rollouts(folder / "rollouts" / "step-000001.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_served_teacher_is_the_one_at_its_path(
+    taught: BuildRl, teacher: Path, served: str, tmp_path: Path, tiny_task: Path
+) -> None:
+    at = {"url": served, "name": "big"}
+    for name, more in (("plain", {}), ("hinted", {"prompt": "{answer}{prompt}"})):
+        found = []
+        for place, one in (("here", {"path": str(teacher)}), ("there", at)):
+            config = taught("steps=2", f"output={tmp_path}/{name}-{place}", teacher={**one, **more}, logging=RECORDED)
+            found.append(train(config)[0])
+        here, there = found
+        assert [line["response"] for line in recorded(here)] == [line["response"] for line in recorded(there)]
+        for one, other in zip(recorded(here), recorded(there), strict=True):
+            assert other["teacher_logprobs"] == pytest.approx(one["teacher_logprobs"], abs=1e-5)
+        last = (rows_of(folder)[-1]["kl/teacher_per_token"] for folder in found)
+        assert next(last) == pytest.approx(next(last), abs=1e-3)
+    rows = {"train": f"{tiny_task}/train.jsonl"}
+    domains = {"own": {**rows, "teacher": "policy"}, "other": {**rows, "teacher": at}}
+    folder, _ = train(taught("steps=1", teacher=None, data={}, domains=domains, logging=RECORDED))
+    sizes = {name: [abs(one["advantage"]) for one in recorded(folder) if one["domain"] == name] for name in domains}
+    assert max(sizes["own"]) == pytest.approx(0.0, abs=1e-5)
+    assert max(sizes["other"]) > 0.1
+
+
+NOBODY: dict[str, Any] = {"url": "http://127.0.0.1:9/v1", "name": "big"}
+
+
+def test_what_a_teacher_at_an_endpoint_cannot_do(taught: BuildRl) -> None:
+    for words, said in {
+        "rollout.temperature=0.7": "rollout.temperature is 0.7, but the teacher is at an endpoint",
+        "teacher.compare=vocabulary": "teacher.compare is vocabulary, but the teacher is at an endpoint",
+        "cluster.own_process=teacher": "is teacher, but the teacher is at an endpoint",
+        "cluster.offload=[teacher]": "teacher, but the teacher is at an endpoint",
+        "teacher.path=policy": "teacher.path is set, and so is url",
+        "teacher.name=null": "teacher.name is not set",
+        "teacher.url=http://me:hunter2@there/v1": "a key belongs in an environment variable",
+    }.items():
+        with pytest.raises(ConfigError, match=said) as refused:
+            taught(words, teacher=NOBODY)
+        assert "hunter2" not in hidden(str(refused.value))
+    with pytest.raises(ConfigError, match=r"teacher.path is not set, and neither is url"):
+        taught(teacher={"name": "big"})
+    with pytest.raises(ConfigError, match=r"teacher.concurrency is set, but has no effect without url"):
+        taught("teacher.concurrency=3")
+
+
+def test_an_endpoint_is_planned_without_memory_and_may_move(
+    taught: BuildRl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = taught(teacher=NOBODY)
+    facts = model_facts(config)
+    assert facts is not None
+    assert [item.name for item in RlTable(config, facts).teachers()] == []
+    assert not any("sizes" in warning for warning in plan_rl(config, facts=facts).warnings)
+    assert any("which a plan does not ask" in model.because for model in plan_rl(config, facts=facts).models)
+    moved = taught(teacher=NOBODY | {"url": "http://127.0.0.1:10/v1", "concurrency": 3, "key_variable": "KEY"})
+    assert refused_differences(config.model_dump(mode="json"), moved) == []
+    other = taught(teacher=NOBODY | {"name": "bigger"})
+    assert [one.field for one in refused_differences(config.model_dump(mode="json"), other)] == ["teacher.name"]
+    monkeypatch.setattr(check, "_ENDPOINT_SECONDS", 0.2)
+    check.check_gold_answers(config, None, 1, Console())
+    assert "has not answered within timeout_seconds 0.2" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ConfigError, match=r"teacher.key_variable names KEY, which is not set"):
+        train(moved)

@@ -19,20 +19,8 @@ def batch_of(
     **fields: torch.Tensor,
 ) -> Batch:
     """Right-padded rows, trained on at every response token; group ids count the rows unless they are given."""
-
-    def padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        width = max(map(len, rows))
-        return torch.tensor([[*row, *[pad_token_id] * (width - len(row))] for row in rows], dtype=torch.int64)
-
-    lengths, tokens = torch.tensor([len(row) for row in responses]), padded(responses)
-    return Batch(
-        prompt_tokens=padded(prompts),
-        prompt_lengths=torch.tensor([len(row) for row in prompts]),
-        response_tokens=tokens,
-        response_lengths=lengths,
-        loss_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
-        **{"group_ids": torch.arange(len(prompts)), **fields},
-    )
+    batch = Batch.of_texts(list(zip(prompts, responses, strict=True)), pad_token_id=pad_token_id)
+    return dataclasses.replace(batch, **fields)
 
 
 def joined(batches: Sequence[Batch], pad_token_id: int = 0) -> Batch:

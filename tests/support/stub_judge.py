@@ -80,16 +80,33 @@ class StubJudge:
             self.headers.append(headers)
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
-            prompt = json.dumps(body["messages"])
+            prompt = json.dumps(body.get("messages", body.get("prompt")))
             before = self._asked[prompt]
             self._asked[prompt] += 1
             fault = self.fault(before, prompt)
             self.faults[fault] += 1
             return fault
 
+    def reply(self, body: dict[str, Any], fault: str) -> dict[str, Any]:
+        """The answer to a request, unless its connection or status is at fault."""
+        content = "I would rather talk about the weather." if fault == "nonsense" else self.rule(body["messages"])
+        choice = {"message": {"content": content}, "finish_reason": self.finish_reason}
+        return {"choices": [choice], "usage": self.usage}
+
     def leave(self) -> None:
         with self._lock:
             self.in_flight -= 1
+
+
+class StubTeacher(StubJudge):
+    """Answers completions: `entries` gives the `prompt_logprobs` of a prompt."""
+
+    def __init__(self, entries: Callable[[list[int]], Any], fault: Fault | None = None, **settings: Any) -> None:
+        super().__init__(str, fault, **settings)
+        self.entries = entries
+
+    def reply(self, body: dict[str, Any], fault: str) -> dict[str, Any]:
+        return {} if fault == "nonsense" else {"choices": [{"prompt_logprobs": self.entries(body["prompt"])}]}
 
 
 class _Server(ThreadingHTTPServer):
@@ -133,9 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
             code, _, said = fault.partition(":")
             self._send(int(code), {"error": {"message": said}}, {})
             return
-        content = "I would rather talk about the weather." if fault == "nonsense" else self.stub.rule(body["messages"])
-        choice = {"message": {"content": content}, "finish_reason": self.stub.finish_reason}
-        self._send(200, {"choices": [choice], "usage": self.stub.usage}, {})
+        self._send(200, self.stub.reply(body, fault), {})
 
     def _stream_until_refused(self) -> None:
         self.send_response(200)

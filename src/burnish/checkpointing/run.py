@@ -77,6 +77,9 @@ JUDGE_MAY_DIFFER = (
 )
 """Options of a reward `judge` that set where and how fast it is asked, but not the question."""
 
+TEACHER_MAY_DIFFER = ("url", "key_variable", "tokenizer", "concurrency", "timeout_seconds", "cache")
+"""Fields of a teacher that set where and how fast it is asked, or where its answers are kept."""
+
 _SOLVED = ("success", "success_score")
 """Fields of `evaluation` that say when a response is solved."""
 
@@ -281,9 +284,11 @@ def _what_is_solved(config: dict[str, Json]) -> list[str]:
 
 
 def _what_judges_are_asked(config: dict[str, Json]) -> dict[str, Json]:
-    """The configuration (of a run or a domain) without the options of judges that may differ."""
-    rewards, domains = config.get("rewards"), config.get("domains")
+    """The configuration (of a run or a domain) without the options of judges and fields of teachers that may differ."""
+    rewards, domains, teacher = config.get("rewards"), config.get("domains"), config.get("teacher")
     found = dict(config)
+    if isinstance(teacher, dict):
+        found["teacher"] = {name: value for name, value in teacher.items() if name not in TEACHER_MAY_DIFFER}
     if isinstance(rewards, list):
         found["rewards"] = [_asked(reward) for reward in rewards]
     if isinstance(domains, dict):

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from burnish.cli.arguments import Overrides
 from burnish.cli.tables import show_table
-from burnish.errors import ConfigError, DataError, ModelError
+from burnish.errors import ConfigError, DataError, ModelError, OutageError
 from burnish.observability.console import number_text
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ PairReward = Annotated[
 Show = Annotated[int, typer.Option(help="Number of failing rows to show.", min=0)]
 
 EXIT_FOUND_SOMETHING = 1
+_ENDPOINT_SECONDS = 10.0
+"""Patience of a check with a teacher at an endpoint."""
 
 
 def check_rewards(
@@ -155,11 +157,25 @@ def check_gold_answers(config: RlConfig, top_score: float | None, show: int, con
     """Check the gold answers of every domain. Returns the number of failures."""
     from burnish.config.domains import domain_settings, used_domains
 
+    if config.teacher_endpoints:
+        _ask_teachers(config, console)
     failing = 0
     for split in ("train", "eval"):
         for domain in used_domains(config, domain_settings(config), split):
             failing += _check_domain(config, domain, split, top_score, show, console)
     return failing
+
+
+def _ask_teachers(config: RlConfig, console: Console) -> None:
+    """Ask the teachers at endpoints whether they score the model's tokens. One that does not answer is only named."""
+    from burnish.models.tokenizers import load_tokenizer
+    from burnish.observability.console import say
+    from burnish.trainers.rl.setup.teachers import check_endpoints
+
+    try:
+        check_endpoints(config, load_tokenizer(config.model), config.longest_text, _ENDPOINT_SECONDS)
+    except OutageError as error:
+        say(console, [error.message])
 
 
 def _check_domain(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -108,6 +109,7 @@ def _standing(
     from burnish.agents.endpoint.chat_tokens import Speech
     from burnish.agents.endpoint.serving import ServedModel
     from burnish.agents.endpoint.trajectory import Room
+    from burnish.models.reference import PromptScorer
     from burnish.rollouts.registry import engine_of
 
     loaded = policy.loaded()
@@ -121,8 +123,8 @@ def _standing(
     ends = (*loaded.eos_token_ids, *sampling.stop_token_ids)
     speech = Speech.of(loaded.tokenizer, ends, policy.template_options, parser=parser)
     room = Room(_MOST_TURNS, min(sampling.max_response_tokens, context), context, context)
-    terms = speech.terms(sampling, name, context, others)
-    return ServedModel(engine, speech, terms, room, seed=seed)
+    terms = replace(speech.terms(sampling, name, context, others), scores_prompts=True)
+    return ServedModel(engine, speech, terms, room, seed=seed, score=PromptScorer(loaded, context))
 
 
 @contextmanager

@@ -40,6 +40,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_full_sharding(config),
         *_vocabulary(config),
         *_teachers(config),
+        *_endpoints(config),
         *_own_process(config),
         *offload(config.cluster, _absent(config) | _alone(config)),
         *check_any(config),
@@ -183,6 +184,30 @@ def _teachers(config: RlFields) -> Iterator[Problem]:
         yield Problem("cluster.own_process", message, "remove teacher from it, or use no teacher `policy`")
 
 
+def _endpoints(config: RlFields) -> Iterator[Problem]:
+    """Refuse teachers that are in two places or in none, and what an endpoint cannot do."""
+    because, temperature = "but the teacher is at an endpoint", config.rollout.temperature
+    for field, teacher in config.named_teachers.items():
+        if (teacher.path is None) == (teacher.url is None):
+            message = "is not set, and neither is url" if teacher.url is None else "is set, and so is url"
+            yield Problem(f"{field}.path", message, "name a model's path, or the address of its endpoint")
+        if teacher.url is None:
+            for name in sorted(_OF_ENDPOINT & teacher.model_dump(exclude_defaults=True).keys()):
+                yield Problem(f"{field}.{name}", "is set, but has no effect without url", "remove it")
+            continue
+        if teacher.name is None:
+            yield Problem(f"{field}.name", f"is not set, {because}", "name the model as the endpoint does")
+        if teacher.compare == "vocabulary":
+            message = f"is vocabulary, {because}, which gives log-probabilities of single tokens"
+            yield Problem(f"{field}.compare", message, "set it to sampled, or name the model's path")
+        if temperature != 1:
+            message = f"is {temperature:g}, {because}, which scores at temperature 1"
+            yield Problem("rollout.temperature", message, "remove it, or name the model's path")
+
+
+_OF_ENDPOINT = {"name", "key_variable", "tokenizer", "concurrency", "timeout_seconds"}
+
+
 def _vocabulary(config: RlFields) -> Iterator[Problem]:
     """Refuse a comparison over the vocabulary (`teacher.compare`) that no single pass of the update can make, and
     settings that it leaves without an effect."""
@@ -252,6 +277,8 @@ def _absent(config: RlFields) -> dict[str, str]:
         absent["reference"] = "with model.lora the reference is the policy with its adapters off"
     if not config.named_teachers:
         absent["teacher"] = "the run file has no teacher"
+    elif not config.teacher_paths:
+        absent["teacher"] = "the teacher is at an endpoint"
     elif config.teacher_paths == (OWN_POLICY,) and config.model.lora is not None:
         absent["teacher"] = "with model.lora the teacher `policy` is the policy with its adapters off"
     if not algorithm.may_use_critic:

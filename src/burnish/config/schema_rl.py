@@ -371,12 +371,24 @@ class RlFields(RunConfig):
 
     @property
     def teacher_paths(self) -> tuple[str, ...]:
-        """The models that teach, each once."""
-        return tuple(dict.fromkeys(teacher.path for teacher in self.named_teachers.values()))
+        """The models that teach in processes of the run, each once."""
+        return tuple(dict.fromkeys(one.path for one in self.named_teachers.values() if one.path is not None))
+
+    @property
+    def teacher_endpoints(self) -> tuple[TeacherConfig, ...]:
+        """The models that teach from endpoints, each once."""
+        models = dict.fromkeys(teacher.model for teacher in self.named_teachers.values())
+        return tuple(model for model in models if isinstance(model, TeacherConfig))
 
     @property
     def teacher_sources(self) -> tuple[str, ...]:
         return tuple(path for path in self.teacher_paths if path != OWN_POLICY)
+
+    @property
+    def named_teacher_paths(self) -> dict[str, str]:
+        """Each path of a teacher other than the policy, by its place in the run file."""
+        found = {f"{field}.path": teacher.path for field, teacher in self.named_teachers.items()}
+        return {field: path for field, path in found.items() if path is not None and path != OWN_POLICY}
 
     @property
     def has_separate_critic(self) -> bool:
@@ -402,9 +414,11 @@ class RlFields(RunConfig):
         yield from super().named_places()
         if self.critic.init not in ("policy", "reward_model"):
             yield NamedPlace("critic.init", self.critic.init, "model", "critic")
+        for field, path in self.named_teacher_paths.items():
+            yield NamedPlace(field, path, "model", "weights")
         for field, teacher in self.named_teachers.items():
-            if teacher.path != OWN_POLICY:
-                yield NamedPlace(f"{field}.path", teacher.path, "model", "weights")
+            if teacher.tokenizer is not None:
+                yield NamedPlace(f"{field}.tokenizer", teacher.tokenizer, "settings", "weights")
         for field, reward in self.named_rewards.items():
             yield from reward.named_places(field)
         yield NamedPlace("algorithm.estimator", self.algorithm.estimator, "code")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from burnish.config.section import PathText, Section, shorthand
+from burnish.config.section import Count, PathText, Seconds, Section, Url, shorthand
 
 OWN_POLICY = "policy"
 """The `path` of a teacher with the weights that the policy has when the run starts."""
@@ -15,11 +15,13 @@ OWN_POLICY = "policy"
 class TeacherConfig(Section):
     """A frozen model that scores the tokens of the policy's responses, for the estimator `opd` (docs/distillation.md).
 
-    It must have the policy's vocabulary. Its precision is `model.dtype` and its temperature `rollout.temperature`.
+    It must have the policy's vocabulary. Its precision is `model.dtype` and its temperature `rollout.temperature`; at
+    an endpoint the temperature is 1.
     """
 
-    path: PathText
-    """Folder, run (`runs/big@best`) or hub name of the teacher; `policy` is the policy at the start of the run."""
+    path: PathText | None = None
+    """Folder, run (`runs/big@best`) or hub name of the teacher; `policy` is the policy at the start of the run. This or
+    `url` is required."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Weight of the teacher: of log T - log S in the advantages, or of the divergence in the loss."""
     prompt: Annotated[str, Field(min_length=1)] | None = None
@@ -29,6 +31,25 @@ class TeacherConfig(Section):
     """`sampled`: compare the probabilities of the sampled tokens, in the advantages. `vocabulary`: minimise the reverse
     KL over all tokens at each sampled position, which has less variance and uses no advantages
     (docs/distillation.md)."""
+    url: Url | None = None
+    """Address, up to and with /v1, of an OpenAI-compatible endpoint that answers with log-probabilities of prompts
+    (vLLM, `burnish serve`), in place of `path`. The fields below are for such a teacher."""
+    name: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the model at the endpoint."""
+    key_variable: str | None = None
+    """Environment variable that holds the endpoint's key. `null`: no key."""
+    tokenizer: PathText | None = None
+    """Folder or hub name of the teacher's tokenizer, to be compared with the policy's. `null`: texts of token ids from
+    all over the vocabulary are compared, as the endpoint gives them."""
+    concurrency: Count = 16
+    """Requests on their way at the same time, at most."""
+    timeout_seconds: Seconds = 600.0
+    """Limit for the answer to one text, with all tries. Afterwards the run ends with an error."""
+
+    @property
+    def model(self) -> str | TeacherConfig:
+        """The model that teaches, equal for sections that name the same one: a path, or what concerns an endpoint."""
+        return self.path or self.model_copy(update={"weight": 1.0, "prompt": None})
 
 
 Teacher = Annotated[TeacherConfig | None, shorthand("path")]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import overload
 
+from burnish.errors import ConfigError
 from burnish.types import Json
 
 MASK = "(masked)"
@@ -78,6 +80,19 @@ def hidden_name(name: str) -> str:
     """The name of an environment variable for the screen; masked if it is more like what the variable should hold."""
     looks_right = _VARIABLE.fullmatch(name) and not (_SURE.search(name) or _LIKELY.fullmatch(name))
     return name if looks_right else MASK
+
+
+def key_in(variable: str | None, field: str) -> str | None:
+    """The key of an endpoint that an environment variable holds; None without a variable. ConfigError, which does not
+    show it, if the variable is not set or its value cannot be part of a header. field: names the variable."""
+    if variable is None:
+        return None
+    key, shown = os.environ.get(variable, "").strip(), hidden_name(variable)
+    if not key or not key.isascii() or not key.isprintable():  # the HTTP library would repeat it in its own error
+        wrong = "has a line break or other characters that a key cannot have" if key else "is not set"
+        remedy = f"export {shown}=... where the run is started: the key alone, on one line and in ASCII"
+        raise ConfigError(f"{field} names {shown}, which {wrong}", remedy=remedy)
+    return key
 
 
 def masked_command(words: Sequence[str]) -> list[str]:

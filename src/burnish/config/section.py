@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -130,7 +131,15 @@ def _unusable(reason: str) -> PydanticCustomError:
     return PydanticCustomError("unusable", "{reason}", {"reason": reason})
 
 
+def _usable_url(url: str) -> str:
+    """The address, unchanged. A password in it would be written to many places."""
+    if re.fullmatch(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/@?#:]+)(:\d{1,5})?(/[^\s@?#]*)?", url) is None:
+        raise _unusable("write http://HOST:PORT/v1, without @, ? and #; a key belongs in an environment variable")
+    return url
+
+
 PathText = Annotated[str, AfterValidator(_usable_path)]
+Url = Annotated[str, AfterValidator(_usable_url)]
 OutputPath = Annotated[PathText, AfterValidator(_written_in_full)]
 
 

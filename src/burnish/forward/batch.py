@@ -16,9 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Text = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt and a response to it."""
 
 
 def upload(values: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor:
@@ -131,6 +134,22 @@ class Batch:
     """(B,) bool, True for the response that should become more likely, False for the one that should not."""
     noise_keys: Tensor | None = None
     """(B,) int64: seeds of the noise on each row's embeddings (`burnish.forward.embedding_noise`); None adds none."""
+
+    @staticmethod
+    def of_texts(pairs: Sequence[Text], *, pad_token_id: int) -> Batch:
+        """Rows of prompts with responses, whose tokens are all in the loss mask, each in a group by itself."""
+        tokens, lengths = [], []
+        for rows in zip(*pairs, strict=True):
+            tokens.append(pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, pad_token_id))
+            lengths.append(torch.tensor(list(map(len, rows))))
+        mask_BT = torch.arange(tokens[1].shape[1]) < lengths[1][:, None]
+        return Batch(tokens[0], lengths[0], tokens[1], lengths[1], mask_BT, torch.arange(len(pairs)))
+
+    def texts(self) -> list[Text]:
+        """Prompt and response of each row."""
+        tokens = [tensor.tolist() for tensor in (self.prompt_tokens, self.response_tokens)]
+        rows = zip(*tokens, self.host.prompt_lengths.tolist(), self.host.response_lengths.tolist(), strict=True)
+        return [(tuple(prompt[:before]), tuple(response[:after])) for prompt, response, before, after in rows]
 
     def __len__(self) -> int:
         return self.response_tokens.shape[0]

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -38,13 +39,27 @@ from burnish.forward.logprobs import (
     slices,
 )
 
-Divergence = Callable[[Tensor, Tensor], Tensor]
-"""(logits of the student, logits of the teacher), both (R, V), to the divergence (R,), differentiable in the first."""
+
+class Likeliest(NamedTuple):
+    """A model's k likeliest tokens at each of N positions, likeliest first: their ids (N, k), and the log-probabilities
+    of each and, last, of all other tokens together (N, k + 1)."""
+
+    ids_NK: Tensor
+    logprobs_NC: Tensor
+
+    def at(self, rows: slice) -> Likeliest:
+        """Part of the positions."""
+        return Likeliest(self.ids_NK[rows], self.logprobs_NC[rows])
+
+
+Divergence = Callable[[Tensor, Tensor | Likeliest], Tensor]
+"""(logits (R, V) of the student, logits or likeliest tokens of the teacher) to the divergence (R,), differentiable in
+the first."""
 
 
 def divergence(
     student_RV: Tensor,
-    teacher_RV: Tensor,
+    teacher: Tensor | Likeliest,
     *,
     name: str,
     temperature: float = 1.0,
@@ -56,14 +71,25 @@ def divergence(
     top_k: keep the k likeliest tokens of the teacher and add up all others as one class, on both sides. That is a lower
     bound of the divergence over all tokens, and equal to it where the two agree on the proportions of the others.
     beta: the teacher's share of the mixture of `jsd`, between 0 and 1 exclusive.
+    teacher: logits (R, V), or what is left of them at this temperature: the likeliest tokens.
     """
-    log_s, log_t = (
-        torch.log_softmax(logits / temperature, -1).clamp(min=LEAST_LOGPROB) for logits in (student_RV, teacher_RV)
-    )
-    if top_k is not None and top_k < log_t.shape[-1]:
-        kept = log_t.topk(top_k).indices
-        log_s, log_t = _rest_as_one(log_s, kept), _rest_as_one(log_t, kept)
+    log_s = _logprobs(student_RV, temperature)
+    if isinstance(teacher, Tensor):
+        log_t = _logprobs(teacher, temperature)
+        if top_k is not None and top_k < log_t.shape[-1]:
+            teacher = _likeliest(log_t, top_k)
+    if isinstance(teacher, Likeliest):
+        log_s, log_t = _rest_as_one(log_s, teacher.ids_NK), teacher.logprobs_NC
     return temperature**2 * _DIVERGENCES[name](log_s, log_t, beta)
+
+
+def _logprobs(logits_RV: Tensor, temperature: float) -> Tensor:
+    return torch.log_softmax(logits_RV / temperature, -1).clamp(min=LEAST_LOGPROB)
+
+
+def _likeliest(log_p: Tensor, k: int) -> Likeliest:
+    kept = log_p.topk(k).indices
+    return Likeliest(kept, _rest_as_one(log_p, kept))
 
 
 def _jsd(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
@@ -84,7 +110,7 @@ def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 def _rest_as_one(log_p: Tensor, kept: Tensor) -> Tensor:
     """Log-probabilities of the kept tokens (R, k) and, last, of all others together."""
-    rest = log_p.scatter(-1, kept, -math.inf).logsumexp(-1, keepdim=True)
+    rest = log_p.scatter(-1, kept, -math.inf).logsumexp(-1, keepdim=True).clamp(min=LEAST_LOGPROB)
     return torch.cat((log_p.gather(-1, kept), rest), -1)
 
 
@@ -112,6 +138,10 @@ class HeadInput:
         logits_RV = raw_RV.to(reduction_dtype(raw_RV))
         return logits_RV if self.transform is None else self.transform(logits_RV)
 
+    def at(self, rows: slice) -> Tensor:
+        """The model's logits at these positions."""
+        return self.logits(self.raw(rows))
+
 
 class Compared(NamedTuple):
     """At each of N positions: the student's log-probability of the token that is there, the divergence from the
@@ -122,14 +152,53 @@ class Compared(NamedTuple):
     agrees_N: Tensor
 
 
-def compare_plainly(student: HeadInput, teacher: HeadInput, targets_N: Tensor, divergence: Divergence) -> Compared:
+class PromptScores(NamedTuple):
+    """Of N tokens of a text: log-probabilities, ranks (1: no token is likelier there), and the likeliest tokens."""
+
+    logprobs_N: Tensor
+    ranks_N: Tensor
+    likeliest: Likeliest
+
+
+@torch.no_grad()
+def score_tokens(head: HeadInput, targets_N: Tensor, k: int, *, temperature: float = 1.0) -> PromptScores:
+    """Score the tokens that follow these hidden states, and find the k likeliest ones, in chunks of whole rows."""
+    parts = []
+    for rows in [*slices(len(targets_N), _rows_at_once(head))] or [slice(0)]:
+        log_p = _logprobs(head.at(rows), temperature)
+        own_R = log_p.gather(-1, targets_N[rows, None])
+        ranks_R = 1 + (log_p > own_R).sum(-1)
+        parts.append((own_R[:, 0], ranks_R, *_likeliest(log_p, min(k, log_p.shape[-1]))))
+    logprobs_N, ranks_N, *likeliest = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return PromptScores(logprobs_N, ranks_N, Likeliest(*likeliest))
+
+
+def _rows_at_once(head: HeadInput, chunk_elements: int | None = None) -> int:
+    usual = CHUNK_ELEMENTS if head.hidden_NH.device.type == "cpu" else DEVICE_BLOCK_ELEMENTS
+    width = head.hidden_NH.shape[1] if head.weight_VH is None else head.weight_VH.shape[0]
+    return max(1, (chunk_elements or usual) // width)
+
+
+CompareHeads = Callable[[HeadInput, HeadInput | Likeliest, Tensor], Compared]
+"""(student, teacher, tokens (N,)) at N positions to the comparison by some divergence."""
+
+
+def comparison(divergence: Divergence, *, plain: bool) -> CompareHeads:
+    """`compare_plainly` or `compare_in_chunks`, which adds gradients in place, with this divergence."""
+    compare = compare_plainly if plain else partial(compare_in_chunks, accumulate_in_place=True)
+    return partial(compare, divergence=divergence)
+
+
+def compare_plainly(
+    student: HeadInput, teacher: HeadInput | Likeliest, targets_N: Tensor, divergence: Divergence
+) -> Compared:
     """The definition, with all logits at once and the gradient by PyTorch alone."""
-    return _compare(student.logits(student.raw(_ALL)), teacher.logits(teacher.raw(_ALL)), targets_N, divergence)
+    return _compare(student.at(_ALL), teacher.at(_ALL), targets_N, divergence)
 
 
 def compare_in_chunks(
     student: HeadInput,
-    teacher: HeadInput,
+    teacher: HeadInput | Likeliest,
     targets_N: Tensor,
     divergence: Divergence,
     *,
@@ -143,33 +212,32 @@ def compare_in_chunks(
     """
     if student.weight_VH is None:
         return compare_plainly(student, teacher, targets_N, divergence)
-    on_cpu, vocabulary = student.hidden_NH.device.type == "cpu", student.weight_VH.shape[0]
-    elements = chunk_elements or (CHUNK_ELEMENTS if on_cpu else DEVICE_BLOCK_ELEMENTS)
-    plan = _Comparison(student, teacher, targets_N, divergence, max(1, elements // vocabulary), accumulate_in_place)
+    rows = _rows_at_once(student, chunk_elements)
+    plan = _Comparison(student, teacher, targets_N, divergence, rows, accumulate_in_place)
     return Compared(*_CompareInChunks.apply(student.hidden_NH, student.weight_VH, student.bias_V, plan))
 
 
 _ALL = slice(None)
 
 
-def _compare(student_RV: Tensor, teacher_RV: Tensor, targets_R: Tensor, divergence: Divergence) -> Compared:
-    if student_RV.shape != teacher_RV.shape:
-        shapes = f"{tuple(student_RV.shape)} and {tuple(teacher_RV.shape)}"
+def _compare(student_RV: Tensor, teacher: Tensor | Likeliest, targets_R: Tensor, divergence: Divergence) -> Compared:
+    if isinstance(teacher, Tensor) and student_RV.shape != teacher.shape:
+        shapes = f"{tuple(student_RV.shape)} and {tuple(teacher.shape)}"
         raise ValueError(
             f"logits of student and teacher have the shapes {shapes}, so they are not over the same tokens"
         )
     log_p = torch.log_softmax(student_RV, -1)
     return Compared(
         log_p.gather(-1, targets_R[:, None])[:, 0],
-        divergence(student_RV, teacher_RV),
-        student_RV.argmax(-1) == teacher_RV.argmax(-1),
+        divergence(student_RV, teacher),
+        student_RV.argmax(-1) == (teacher.argmax(-1) if isinstance(teacher, Tensor) else teacher.ids_NK[:, 0]),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
     student: HeadInput
-    teacher: HeadInput
+    teacher: HeadInput | Likeliest
     targets_N: Tensor
     divergence: Divergence
     rows_at_once: int
@@ -180,8 +248,7 @@ class _Comparison:
 
     def compare(self, raw_RV: Tensor, rows: slice) -> Compared:
         """Compare at these positions; `raw_RV` is the output of the student's head there."""
-        teacher_RV = self.teacher.logits(self.teacher.raw(rows))
-        return _compare(self.student.logits(raw_RV), teacher_RV, self.targets_N[rows], self.divergence)
+        return _compare(self.student.logits(raw_RV), self.teacher.at(rows), self.targets_N[rows], self.divergence)
 
 
 class _ComparisonContext(FunctionCtx):

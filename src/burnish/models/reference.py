@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from burnish.forward.batch import Batch, TokenScores
+from burnish.forward.batch import Batch, Text, TokenScores
+from burnish.forward.divergences import Likeliest, PromptScores, score_tokens
 from burnish.forward.lanes import ONE_LANE, Lanes
-from burnish.forward.scoring import ResponseScorer
+from burnish.forward.scoring import ResponsePositions, ResponseScorer
 from burnish.models.cut import Cut, CutModel
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
@@ -71,3 +73,36 @@ class AdapterOffReference:
         """(B, T) log-probabilities of the response tokens, without gradient. 0 past the end of a response."""
         with self._adapter.off():
             return self._scores(batch).logprobs_BT
+
+
+class PromptScorer:
+    """Scores given texts under a model: each token, and the tokens that are likeliest there."""
+
+    def __init__(self, loaded: LoadedModel, tokens_per_microbatch: int, *, temperature: float = 1.0) -> None:
+        self._pad = loaded.pad_token_id
+        self._scorer = ResponseScorer(loaded.model, plain=loaded.plain, vocabulary=loaded.vocabulary)
+        self._tokens_per_microbatch, self._temperature = tokens_per_microbatch, temperature
+
+    def __call__(self, text: Sequence[int], k: int) -> PromptScores:
+        """Scores of all tokens of a text but the first, and the k likeliest tokens at each."""
+        return self.score([(text[:1], text[1:])], k)[0]
+
+    @torch.no_grad()
+    def score(self, pairs: Sequence[Text], k: int) -> list[PromptScores]:
+        """Scores of the tokens of each response to its prompt, in host memory."""
+        batch = Batch.of_texts(pairs, pad_token_id=self._pad)
+        found: dict[int, PromptScores] = {}
+        for rows, part in self._scorer.trunk.split(batch, self._tokens_per_microbatch):
+            part = part.to(self._scorer.model.device)
+            positions = ResponsePositions.of(part)
+            head, targets_N = self._scorer.below_head(part, positions), positions.take(part.response_tokens)
+            scores = score_tokens(head, targets_N, k, temperature=self._temperature)
+            lengths = part.host.response_lengths.tolist()
+            found |= dict(zip(rows, _cut(scores, lengths), strict=True))
+        return [found[row] for row in range(len(pairs))]
+
+
+def _cut(scores: PromptScores, lengths: Sequence[int]) -> Iterable[PromptScores]:
+    """The scores of each row of a batch."""
+    columns = [values.cpu().split(lengths) for values in (scores.logprobs_N, scores.ranks_N, *scores.likeliest)]
+    return (PromptScores(own, ranks, Likeliest(ids, rest)) for own, ranks, ids, rest in zip(*columns, strict=True))

@@ -108,15 +108,8 @@ class SavedPolicy:
         last, length = sampled_ids(self.loaded) - 1, _PROMPT + _RESPONSE
         if last < _SPECIAL or self.loaded.context_length < length:
             return None
-        tokens = torch.linspace(_SPECIAL, last, _ROWS * length).long().view(_ROWS, length)
-        return Batch(
-            prompt_tokens=tokens[:, :_PROMPT],
-            prompt_lengths=torch.full((_ROWS,), _PROMPT),
-            response_tokens=tokens[:, _PROMPT:],
-            response_lengths=torch.full((_ROWS,), _RESPONSE),
-            loss_mask=torch.ones(_ROWS, _RESPONSE, dtype=torch.bool),
-            group_ids=torch.arange(_ROWS),
-        )
+        rows = torch.linspace(_SPECIAL, last, _ROWS * length).long().view(_ROWS, length).tolist()
+        return Batch.of_texts([(row[:_PROMPT], row[_PROMPT:]) for row in rows], pad_token_id=0)
 
     @torch.no_grad()
     def _loaded_again(self, folder: Path, batch: Batch) -> Tensor:

@@ -69,8 +69,9 @@ def _models(config: RlConfig) -> Iterator[ModelRole]:
     what = "its adapters are trained" if config.model.lora else "is trained"
     yield ModelRole("policy", f"{what}; {_sampler(config)}")
     yield from _critic(config)
-    for path in config.teacher_paths:
-        yield ModelRole("teacher", f"the estimator {algorithm.estimator} asks {path} about the policy's responses")
+    endpoints = (f"{one.name} at {one.url} (which a plan does not ask)" for one in config.teacher_endpoints)
+    for model in (*config.teacher_paths, *endpoints):
+        yield ModelRole("teacher", f"the estimator {algorithm.estimator} asks {model} about the policy's responses")
     if not config.has_reference:
         return
     because = f"algorithm.kl_in is {algorithm.kl_in} with kl_coef {algorithm.kl_coef:g}"

@@ -88,16 +88,8 @@ def run_pass(loaded: LoadedModel, longest: int, tokens: int) -> None:
     scorer = ResponseScorer(loaded.model, plain=loaded.plain, vocabulary=loaded.vocabulary)
     width = min(longest, tokens)
     rows = max(1, tokens // width)
-    first = (torch.arange(rows) % 7 + 1)[:, None]
-    lengths = torch.full((rows,), max(1, width - 1))
-    batch = Batch(
-        prompt_tokens=first,
-        prompt_lengths=torch.ones(rows, dtype=torch.int64),
-        response_tokens=first.expand(rows, int(lengths[0])),
-        response_lengths=lengths,
-        loss_mask=torch.ones(rows, int(lengths[0]), dtype=torch.bool),
-        group_ids=torch.arange(rows),
-    )
+    first = [[row % 7 + 1] for row in range(rows)]
+    batch = Batch.of_texts([(token, token * max(1, width - 1)) for token in first], pad_token_id=0)
     with recomputing(loaded.model, on=loaded.gradient_checkpointing):
         scores = scorer.score(batch.to(loaded.model.device), only_trained=True, entropy=True)
         scores.logprobs_BT.sum().backward()

@@ -281,7 +281,8 @@ def check_same_teachers(recorded: RlConfig, config: RlConfig) -> None:
     known = {domain.key: domain.teacher for domain in domain_settings(recorded)}
     for domain in domain_settings(config):
         own, before = domain.teacher, known.get(domain.key)
-        if own is not None and (before is None or (own.path, own.prompt) != (before.path, before.prompt)):
+        asked = [one and (one.path, one.name, one.prompt) for one in (own, before)]
+        if own is not None and asked[0] != asked[1]:
             raise ConfigError(
                 f"{domain.place('teacher')} is not the teacher that the run was recorded with, and no "
                 "log-probabilities of another one were recorded",

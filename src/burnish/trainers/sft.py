@@ -21,7 +21,7 @@ from burnish.data.samplers import PromptSampler, next_batch
 from burnish.data.sft import SftExample, SftSet, load_sft_examples
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
-from burnish.forward.batch import Batch, TokenScores
+from burnish.forward.batch import Batch, Text, TokenScores
 from burnish.forward.embedding_noise import NoisyTrunkRunner
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
@@ -225,19 +225,24 @@ def heldout_examples(heldout: SftSet, limit: int | None, *, seed: int) -> list[S
 def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Batch:
     """Make rows of examples: the prompt ends before the first trained token, and the response goes from there to the
     last one. The loss mask picks the trained tokens of the response. Without weights other than 1, no row has one."""
-    spans = [(example, *_trained_span(example)) for example in examples]
-    prompts = [example.tokens[:first] for example, first, _ in spans]
-    responses = [example.tokens[first:end] for example, first, end in spans]
-    mask_BT = padded([example.loss_mask[first:end] for example, first, end in spans], False, torch.bool)
-    return Batch(
-        prompt_tokens=padded(prompts, pad_token_id, torch.int64),
-        prompt_lengths=torch.tensor([len(row) for row in prompts]),
-        response_tokens=padded(responses, pad_token_id, torch.int64),
-        response_lengths=torch.tensor([len(row) for row in responses]),
-        loss_mask=mask_BT,
-        group_ids=torch.arange(len(examples)),
-        weights=token_weights([example.weight for example in examples], mask_BT),
-    )
+    masks = [example.loss_mask[slice(*_trained_span(example))] for example in examples]
+    mask_BT = padded(masks, False, torch.bool)
+    weights_BT = token_weights([example.weight for example in examples], mask_BT)
+    batch = Batch.of_texts([split_text(example) for example in examples], pad_token_id=pad_token_id)
+    return batch.replace(loss_mask=mask_BT, weights=weights_BT)
+
+
+def texts_of(config: SftConfig, loaded: LoadedModel, split: str) -> list[Text]:
+    """Prompt and response of each example that a run on this model may read of data.train or data.eval (`split`)."""
+    found = load_examples(config, loaded.tokenizer, loaded.context_length, split)
+    limit = config.evaluation.max_prompts if split == "eval" else None
+    return list(map(split_text, heldout_examples(found, limit, seed=config.seed)))
+
+
+def split_text(example: SftExample) -> Text:
+    """Prompt and response of an example as its row has them."""
+    first, end = _trained_span(example)
+    return example.tokens[:first], example.tokens[first:end]
 
 
 def token_weights(weights: Sequence[float], mask_BT: Tensor) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import log
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from burnish.forward.divergences import HeadInput, compare_in_chunks, compare_plainly, divergence
+from burnish.forward.divergences import HeadInput, compare_in_chunks, compare_plainly, divergence, score_tokens
 from burnish.forward.logprobs import HeadTransform
 
 TEACHER, STUDENT = (1 / 2, 3 / 8, 1 / 8), (1 / 4, 1 / 4, 1 / 2)
@@ -56,6 +57,31 @@ def test_the_likeliest_token_and_the_rest_by_hand() -> None:
     proportional = logits_of(1 / 4, 9 / 16, 3 / 16)  # the others 3 : 1, as the teacher has them
     bound, whole = (divergence(proportional, logits_of(*TEACHER), name="forward_kl", top_k=k) for k in (1, None))
     assert bound.item() == pytest.approx(whole.item())
+
+
+def test_the_scores_of_a_token_and_what_is_kept_of_a_teacher_by_hand() -> None:
+    head = HeadInput(torch.cat((logits_of(*TEACHER), logits_of(*STUDENT))))
+    logprobs_N, ranks_N, likeliest = score_tokens(head, torch.tensor([1, 2]), 1)
+    assert logprobs_N.exp().tolist() == pytest.approx([3 / 8, 1 / 2])
+    assert ranks_N.tolist() == [2, 1]
+    assert likeliest.ids_NK.tolist() == [[0], [2]]
+    assert likeliest.logprobs_NC.exp().flatten().tolist() == pytest.approx([1 / 2] * 4)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_kept_of_a_teacher_gives_the_same_numbers_and_gradients(name: str, k: int) -> None:
+    """With all tokens kept, the rest has the probability 0."""
+    student, teacher, targets_N = random_heads(5)
+    found = []
+    kept = score_tokens(teacher, targets_N, k, temperature=2.0).likeliest
+    formula = partial(divergence, name=name, temperature=2.0, top_k=k)
+    for one, settings in ((teacher, {}), (kept, {"chunk_elements": 14})):
+        weight = student.weight_VH.detach().clone().requires_grad_()
+        compared = compare_in_chunks(replace(student, weight_VH=weight), one, targets_N, formula, **settings)
+        compared.divergence_N.sum().backward()
+        found.append((compared.divergence_N.tolist(), compared.agrees_N.tolist(), weight.grad.flatten().tolist()))
+    assert found[1] == tuple(pytest.approx(numbers, abs=1e-12) for numbers in found[0])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,18 +9,21 @@ from typing import Any
 
 from burnish.agents.endpoint.requests import ChatRequest, TokenRequest, TurnRequest
 from burnish.agents.endpoint.trajectory import Said
+from burnish.forward.divergences import PromptScores
 from burnish.outside.listening import RefusedError
 from burnish.types import FinishReason, Json, Message
 
 Body = dict[str, Any]
 _IGNORED_HEADER = "x-burnish-ignored"
 _NO_CHARACTER = "\ufffd"
+_OF_TOKEN = ("logprob", "rank", "decoded_token")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A turn that was sampled. prompt: the tokens that it follows. texts: of each sampled token, if requested. number:
-    of the turn among all of this server, for ids. created: seconds since 1970."""
+    of the turn among all of this server, for ids. created: seconds since 1970. prompt_logprobs: of the prompt, if
+    requested."""
 
     asked: TurnRequest
     said: Said
@@ -29,6 +32,7 @@ class Reply:
     model: str
     number: int
     created: int
+    prompt_logprobs: Sequence[Body | None] | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -51,6 +55,8 @@ class Reply:
             head = self._head("chat.completion")
         else:
             choice = {"text": self.said.text, "logprobs": self._text_logprobs()}
+            if self.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = self.prompt_logprobs
             head = self._head("text_completion")
         choice |= {"index": 0, "finish_reason": self.finish_reason}
         if self.asked.wish.token_ids:
@@ -142,6 +148,16 @@ def token_texts(asked: TurnRequest, said: Said, text: Callable[[int], str]) -> t
     if asked.wish.names_ids:
         return tuple(map(_name_of, said.tokens))
     return tuple(map(text, said.tokens))
+
+
+def prompt_body(tokens: Sequence[int], scores: PromptScores, text: Callable[[int], str]) -> list[Body | None]:
+    """vLLM's `prompt_logprobs`: nothing for the first token, then the likeliest tokens and the prompt's own."""
+    found: list[Body | None] = [None]
+    columns = (scores.logprobs_N, scores.ranks_N, scores.likeliest.ids_NK, scores.likeliest.logprobs_NC)
+    for token, own, rank, ids, logprobs in zip(tokens[1:], *(column.tolist() for column in columns), strict=True):
+        known = {one: (logprobs[place], place + 1) for place, one in enumerate(ids)} | {token: (own, rank)}
+        found.append({str(one): dict(zip(_OF_TOKEN, (*known[one], text(one)), strict=True)) for one in known})
+    return found
 
 
 def message_body(message: Message) -> Body:

@@ -43,7 +43,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "top_logprobs": (0,),
-    "prompt_logprobs": (0, False),
+    "prompt_logprobs": (False,),
     "functions": ([],),
     "function_call": ("auto", "none"),
     "modalities": (["text"],),
@@ -53,6 +53,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 """Fields that this server does not support, with the values that have no effect."""
 _CHAT = frozenset({"messages", "tools", "chat_template_kwargs", "reasoning_effort", *DEMANDS})
 _MOST_SAMPLES = 128
+_MOST_PROMPT_LOGPROBS = 20
 _MOST_STOP_TOKENS = 256
 _MOST_WHOLE = 2**63 - 1
 _TOKEN_CHARACTERS = 32
@@ -76,6 +77,7 @@ class Terms:
 
     sampling: of the run. model: the name that clients give. context: tokens of prompt and answer. others: see `Others`.
     options: arguments of the chat template; reads: names of all that it takes. message_tokens: fewest of a message.
+    scores_prompts: whether log-probabilities of prompts are known.
     """
 
     sampling: Sampling
@@ -85,6 +87,7 @@ class Terms:
     options: Mapping[str, Json] = field(default_factory=dict)
     reads: Set[str] = frozenset()
     message_tokens: int = 1
+    scores_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,9 @@ class Wish:
 
     max_tokens: fewer than the run allows, if any. stop, stop_token_ids: further ends; the texts are left out of the
     answer. chosen, seed: in place of the server's own settings, where clients may choose. samples: number of answers.
-    logprobs, token_ids: whether to return them. names_ids: log-probabilities name tokens by their ids. ignored: fields
-    without effect here. demands: conditions on the answer.
+    logprobs, token_ids: whether to return them. prompt_logprobs: number of the likeliest tokens to name at each token
+    of the prompt, besides the token itself; None for no log-probabilities of the prompt. names_ids: log-probabilities
+    name tokens by their ids. ignored: fields without effect here. demands: conditions on the answer.
     """
 
     max_tokens: int | None = None
@@ -104,6 +108,7 @@ class Wish:
     seed: int | None = None
     samples: int = 1
     logprobs: bool = False
+    prompt_logprobs: int | None = None
     token_ids: bool = False
     names_ids: bool = False
     stream: bool = False
@@ -187,7 +192,12 @@ def read_completion(asked: Mapping[str, Any], terms: Terms) -> TextRequest | Tok
     logprobs = asked.get("logprobs")
     if logprobs is not None and (isinstance(logprobs, bool) or logprobs not in (0, 1)):
         raise wrong("logprobs", "logprobs has to be 0 or 1: only those of the sampled tokens are known")
-    wish = replace(_wish(asked, terms, {"prompt"}, texts=True), logprobs=logprobs is not None)
+    named = None
+    if terms.scores_prompts and asked.get("prompt_logprobs") is not False:
+        named = _whole(asked, "prompt_logprobs", 0, _MOST_PROMPT_LOGPROBS)
+        asked = {**asked, "prompt_logprobs": None}
+    wish = _wish(asked, terms, {"prompt"}, texts=True)
+    wish = replace(wish, logprobs=logprobs is not None, prompt_logprobs=named)
     prompt = asked.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]

@@ -18,7 +18,7 @@ from burnish.agents.endpoint.chat_tokens import Speech
 from burnish.agents.endpoint.request_queue import Desk, Order
 from burnish.agents.endpoint.requests import RewardCall, Terms
 from burnish.agents.endpoint.trajectory import Room, Trajectory
-from burnish.agents.endpoint.turns import TurnSampler
+from burnish.agents.endpoint.turns import ScorePrompt, TurnSampler
 from burnish.outside.listening import RefusedError
 from burnish.rollouts.engine import RolloutEngine, Sampling, StoppableEngine
 from burnish.types import Rollout, RolloutRequest
@@ -33,7 +33,7 @@ _NAME_CHARACTERS = 128
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """Engine, template and limits of a server. idle_seconds: after which a trajectory without a reward ends. open:
-    trajectories at a time."""
+    trajectories at a time. score: log-probabilities of prompts, where `terms` offer them."""
 
     engine: RolloutEngine
     speech: Speech
@@ -42,6 +42,7 @@ class ServedModel:
     seed: int = 0
     idle_seconds: float = 600.0
     open: int = 1_024
+    score: ScorePrompt | None = None
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class StandingLoop:
     def __post_init__(self) -> None:
         terms = self.standing.terms
         self.desk = Desk(lambda name: terms if len(name) <= _NAME_CHARACTERS else None)
-        self._turns = TurnSampler(self._draw, terms.model, self.standing.seed)
+        self._turns = TurnSampler(self._draw, terms.model, self.standing.seed, self.standing.score)
 
     def run(self) -> None:
         """Answer orders until the desk is closed. Raises what the engine raises; waiting clients are refused then."""

@@ -8,16 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from burnish.agents.endpoint.answers import Reply, token_texts
+from burnish.agents.endpoint.answers import Reply, prompt_body, token_texts
 from burnish.agents.endpoint.request_queue import Order
 from burnish.agents.endpoint.requests import RewardCall, TurnRequest, Wish
 from burnish.agents.endpoint.trajectory import NextTurn, Trajectory
+from burnish.forward.divergences import PromptScores
 from burnish.outside.listening import RefusedError
 from burnish.rollouts.engine import Sampling
 from burnish.types import Rollout, RolloutRequest
 
 Draw = Callable[..., tuple[list[Rollout], list[RolloutRequest]]]
 """An engine's `generate_until` for a step: the finished rollouts, and requests for the stopped ones."""
+ScorePrompt = Callable[[Sequence[int], int], PromptScores]
+"""(prompt, number of the likeliest tokens to find) to the scores of the prompt's tokens but the first."""
 Heard = Callable[[Order], None]
 """Called when an order has its answer."""
 
@@ -36,12 +39,14 @@ class _Begun:
 class TurnSampler:
     """Sampler of the turns of orders. Used by the thread that owns the engine.
 
-    draw: of the engine, for a seed (a request may bring its own). model: name in the answers.
+    draw: of the engine, for a seed (a request may bring its own). model: name in the answers. score: of a server that
+    knows log-probabilities of prompts.
     """
 
     draw: Draw
     model: str
     seed: int
+    score: ScorePrompt | None = None
     refused: int = 0
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -108,15 +113,18 @@ class TurnSampler:
             requests = [request for request in rest if request.group_id not in gone]
 
     def _reply(self, begun: _Begun, rollout: Rollout) -> Reply:
+        prompt, named, text = begun.turn.prompt, begun.asked.wish.prompt_logprobs, begun.trajectory.speech.text
+        scored = None if self.score is None or named is None else prompt_body(prompt, self.score(prompt, named), text)
         said = begun.trajectory.say(begun.turn, rollout)
         return Reply(
             asked=begun.asked,
             said=said,
-            prompt=begun.turn.prompt,
-            texts=token_texts(begun.asked, said, begun.trajectory.speech.text),
+            prompt=prompt,
+            texts=token_texts(begun.asked, said, text),
             model=self.model,
             number=next(self._numbers),
             created=int(time.time()),
+            prompt_logprobs=scored,
         )
 
 

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
-import httpx2
-
-from burnish.config.secrets import hidden_name
-from burnish.errors import ConfigError, RewardError
+from burnish.config.secrets import key_in
+from burnish.errors import RewardError
+from burnish.outside.endpoint_client import EndpointClient, FinalAnswer, Trouble, growing_pause
 from burnish.rewards.judging.limits import RateLimiter, Sent
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.rewards.judging.prompts import Messages, encodable
 from burnish.rewards.judging.tally import Tally
 from burnish.types import RewardStatus
 
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 30.0
 BYTES_PER_TOKEN = 3  # a cautious estimate: 4 letters in English, one character in Chinese
 MAX_ANSWER_BYTES = 4 << 20
-"""Limit on one body. Longer ones are refused, and so are compressed ones, which could unpack to any size."""
+"""Limit on one body."""
 MOST_TOKENS = 10**9
 """Reported numbers of tokens above this are ignored as impossible."""
-TRANSIENT = frozenset({408, 429})
 _TOO_LONG = ("context length", "context_length", "maximum context", "too long", "too many tokens", "max_model_len")
 _REMEDIES = {
     **dict.fromkeys((401, 403), "check the key in the environment variable that key_variable names"),
@@ -67,19 +58,6 @@ class RetryPatience:
         await asyncio.sleep(seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class _Trouble:
-    """The reason why a request has no answer, and the pause in seconds that the endpoint wants before the next one."""
-
-    reason: str
-    wait: float = 0.0
-    timeout: bool = False
-
-
-class _BodyError(Exception):
-    """A body that is refused: too long, or compressed."""
-
-
 class ChatClient:
     """An `Endpoint` behind HTTP. It connects on the first request.
 
@@ -93,15 +71,9 @@ class ChatClient:
         self.name = options.model or ""
         """Name of the model in the cache."""
         self._options, self._gate, self._tally = options, gate, tally
-        self._key = read_key(options)
-        self._address = f"{(options.url or '').rstrip('/')}/chat/completions"
-        self._http = httpx2.AsyncClient(
-            headers={"Accept-Encoding": "identity"}
-            | ({} if self._key is None else {"Authorization": f"Bearer {self._key}"}),
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # no endpoint may set cookies
-            timeout=None,  # our own deadlines and limits apply, and the pool only has to follow them
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=options.concurrency),
-        )
+        key = key_in(options.key_variable, "option key_variable of reward 'judge'")
+        address = f"{(options.url or '').rstrip('/')}/chat/completions"
+        self._http = EndpointClient(address, key, concurrency=options.concurrency)
         self._refusal: RewardError | None = None  # set by the answer that ends the run: no request is sent after it
         self._has_answered = False  # whether the endpoint has taken a request with these fields
         extra = options.extra or {}
@@ -123,13 +95,13 @@ class ChatClient:
             if tries > self._options.retries:
                 status = RewardStatus.TIMEOUT if found.timeout else RewardStatus.ERROR
                 raise NoVerdictError(f"no answer after {tries} tries; last: {found.reason}", status)
-            await patience.pause(max(found.wait, _pause(body, tries)), found.reason)
+            await patience.pause(max(found.wait, growing_pause(json.dumps(body["messages"]), tries)), found.reason)
             self._tally.retries += 1
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
-    async def _try(self, body: Mapping[str, Any], tokens: int, patience: RetryPatience) -> str | _Trouble:
+    async def _try(self, body: Mapping[str, Any], tokens: int, patience: RetryPatience) -> str | Trouble:
         async with self._gate.place(tokens) as sent:
             if self._refusal is not None:
                 raise self._refusal
@@ -140,43 +112,19 @@ class ChatClient:
             began = time.monotonic()
             self._tally.requests += 1
             try:
-                async with asyncio.timeout(allowed):
-                    response, text = await self._post(body)
-            except TimeoutError:
-                return _Trouble(f"no answer within {limit}", timeout=True)
-            except _BodyError as error:
-                return _Trouble(str(error))
-            except httpx2.RequestError as error:
-                return _Trouble(self._hidden(f"{type(error).__name__}: {error}"))
+                found = await self._http.post(body, seconds=allowed, max_bytes=MAX_ANSWER_BYTES, limit=limit)
             finally:
                 seconds = time.monotonic() - began
                 patience.seconds -= seconds
                 self._tally.seconds += seconds
-            return self._read(response, text, sent)
+            return found if isinstance(found, Trouble) else self._read(found, sent)
 
-    async def _post(self, body: Mapping[str, Any]) -> tuple[httpx2.Response, str]:
-        """Send a request and read the whole body. _BodyError for more than MAX_ANSWER_BYTES, or a compressed body."""
-        async with self._http.stream("POST", self._address, json=body) as response:
-            encoding = response.headers.get("Content-Encoding", "identity")
-            if encoding.casefold() not in ("identity", ""):
-                raise _BodyError(f"an answer in the encoding {encoding[:20]!r}, which was not asked for")
-            content = bytearray()
-            async for piece in response.aiter_raw():
-                content += piece
-                if len(content) > MAX_ANSWER_BYTES:
-                    raise _BodyError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
-        return response, content.decode("utf-8-sig", "replace")
-
-    def _read(self, response: httpx2.Response, text: str, sent: Sent) -> str | _Trouble:
-        code = response.status_code
+    def _read(self, answer: FinalAnswer, sent: Sent) -> str:
+        code, reason = answer.status, answer.reason
         if code == 200:
             self._has_answered = True
-            return self._content(text, sent)
-        # Masked first: a key that is cut in two would not be recognised.
-        reason = f"status {code}: {' '.join(self._hidden(text).split())[:300]}"
-        if code in TRANSIENT or code >= 500:
-            return _Trouble(reason, retry_after(response.headers.get("Retry-After")))
-        said = text.casefold()
+            return self._content(answer.text, sent)
+        said = answer.text.casefold()
         if code == 413 or (code == 400 and any(word in said for word in _TOO_LONG)):
             raise NoVerdictError(f"the prompt is too long for the endpoint: {reason}")
         if code == 400 and any(word in said for word in _FILTERED):
@@ -218,31 +166,6 @@ class ChatClient:
             raise NoVerdictError(f"a request of about {tokens:,} tokens exceeds tokens_per_minute {allowed:,}")
         return tokens
 
-    def _hidden(self, text: str) -> str:
-        """Mask the key, which an endpoint may repeat in its errors."""
-        return text.replace(self._key, "(masked)") if self._key else text
-
-
-def read_key(options: JudgeOptions) -> str | None:
-    """Read the key of the endpoint from its variable. ConfigError, which does not show it, if the variable is not set
-    or its value cannot be part of a header."""
-    name = options.key_variable
-    if name is None:
-        return None
-    key = os.environ.get(name, "").strip()
-    if not key:
-        raise ConfigError(
-            f"option key_variable of reward 'judge' names {hidden_name(name)}, which is not set",
-            remedy=f"export {hidden_name(name)}=... where the run is started; the option holds its name, not the key",
-        )
-    if not (key.isascii() and key.isprintable()):  # the HTTP library would repeat it in its own error
-        raise ConfigError(
-            f"the environment variable {name}, which holds the key of a judge, has a line break or other characters "
-            "that a key cannot have",
-            remedy="export the key alone, on one line and in ASCII",
-        )
-    return key
-
 
 def cut_off(options: JudgeOptions) -> str:
     """Message for an answer without a verdict because it reached its limit of tokens, with the remedy."""
@@ -252,29 +175,7 @@ def cut_off(options: JudgeOptions) -> str:
     )
 
 
-def retry_after(text: str | None) -> float:
-    """Seconds that a Retry-After header asks for, given as seconds or as a date; 0 if it is missing or unreadable."""
-    if text is None:
-        return 0.0
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
-        except (ValueError, TypeError, OverflowError):
-            return 0.0
-    return max(0.0, seconds) if seconds == seconds else 0.0
-
-
 def _tokens(usage: object, name: str) -> int:
     """Read a number of tokens from an endpoint's report; 0 for an impossible one."""
     count = usage.get(name) if isinstance(usage, dict) else None
     return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count <= MOST_TOKENS else 0
-
-
-def _pause(body: Mapping[str, Any], tries: int) -> float:
-    """Pause before the next try: exponential backoff, times 0.5 to 1 by a hash of the prompt, so that requests that
-    failed together do not return together."""
-    longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (tries - 1))
-    text = f"{tries} {json.dumps(body['messages'])}"
-    return longest * (0.5 + zlib.crc32(text.encode()) / 2**33)

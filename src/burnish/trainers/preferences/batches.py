@@ -59,20 +59,15 @@ def build_batch(
     responses: Sequence[PairedResponse], reference: KeptReference | None, *, pad_token_id: int, in_pairs: bool = True
 ) -> Batch:
     """One row for each response. All of its tokens are trained; without a reference `ref_logprobs` stays None."""
-    tokens = padded([one.text[1] for one in responses], pad_token_id, torch.int64)
-    response_lengths, known = torch.tensor([len(one.text[1]) for one in responses]), None
+    batch, known = Batch.of_texts([one.text for one in responses], pad_token_id=pad_token_id), None
+    pairs, weights = torch.tensor([one.pair for one in responses]), torch.tensor([one.weight for one in responses])
     if reference is not None:
         known = padded([reference.of(one.text) for one in responses], 0.0, torch.float32)
-    return Batch(
-        prompt_tokens=padded([one.text[0] for one in responses], pad_token_id, torch.int64),
-        prompt_lengths=torch.tensor([len(one.text[0]) for one in responses]),
-        response_tokens=tokens,
-        response_lengths=response_lengths,
-        loss_mask=torch.arange(tokens.shape[1]) < response_lengths[:, None],
-        group_ids=torch.tensor([one.pair for one in responses]),
-        pairs=torch.tensor([one.pair for one in responses]) if in_pairs else None,
+    return batch.replace(
+        group_ids=pairs,
+        pairs=pairs if in_pairs else None,
         preferred=torch.tensor([one.preferred for one in responses]),
-        weights=torch.tensor([one.weight for one in responses], dtype=torch.float32)[:, None].expand(tokens.shape),
+        weights=weights.float()[:, None].expand(batch.response_tokens.shape),
         ref_logprobs=known,
     )
 

@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from watching import wait_for
 
 from burnish.agents.endpoint.request_queue import Order
-from burnish.agents.endpoint.requests import RewardCall, Terms, read_chat
+from burnish.agents.endpoint.requests import RewardCall, Terms, read_chat, read_completion
 from burnish.agents.endpoint.serving import ServedModel, StandingLoop
+from burnish.forward.divergences import Likeliest, PromptScores
 from burnish.outside.listening import RefusedError
 from burnish.rollouts.engine import StoppableEngine
 from burnish.types import Begun
@@ -72,6 +74,30 @@ def test_clients_may_choose_where_that_is_allowed(serving: Start, script: Any) -
     assert (third.temperature, third.greedy) == (0.7, False)
     assert (first.temperature, first.top_p, first.stop, first.max_response_tokens) == (0.3, 0.5, ("x",), 9)
     assert (second.temperature, second.greedy) == (1.0, True)
+
+
+def test_prompts_are_scored_where_the_model_can(speech: Any, script: Any) -> None:
+    """Likeliest first, and the prompt's own token once; 20 of them at most, and of no server that cannot score."""
+    asked: list[Any] = []
+
+    def score(prompt: Any, k: int) -> PromptScores:
+        asked.append((prompt, k))
+        likeliest = Likeliest(torch.tensor([[4, 5], [6, 4]]), torch.full((2, 3), -0.5))
+        return PromptScores(torch.tensor([-0.5, -3.0]), torch.tensor([1, 9]), likeliest)
+
+    terms = Terms(SAMPLING, MODEL, ROOM.context, scores_prompts=True)
+    loop = StandingLoop(ServedModel(script, speech, terms, ROOM, score=score))
+    wanted = {"model": MODEL, "prompt": [7, 4, 5], "max_tokens": 1, "prompt_logprobs": 2}
+    order = Order("", read_completion(wanted, terms))
+    loop._serve([order])
+    first, second, third = order.answer.result().body()["choices"][0]["prompt_logprobs"]
+    assert (first, asked) == (None, [((7, 4, 5), 2)])
+    assert {token: (one["logprob"], one["rank"]) for token, one in second.items()} == {"4": (-0.5, 1), "5": (-0.5, 2)}
+    assert {token: one["rank"] for token, one in third.items()} == {"6": 1, "4": 2, "5": 9}
+    assert third["5"] == {"logprob": -3.0, "rank": 9, "decoded_token": speech.text(5)}
+    for settings, value in ((terms, 21), (terms, -1), (Terms(SAMPLING, MODEL, ROOM.context), 0)):
+        with pytest.raises(RefusedError, match="prompt_logprobs"):
+            read_completion({**wanted, "prompt_logprobs": value}, settings)
 
 
 def test_the_same_seed_has_the_same_noise(serving: Start, script: Any) -> None:

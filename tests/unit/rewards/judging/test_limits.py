@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from burnish.outside.endpoint_client import growing_pause, retry_after
 from burnish.rewards.judging import limits
-from burnish.rewards.judging.client import _pause, retry_after
 from burnish.rewards.judging.limits import Bounds, RateLimiter
 
 START = 1000.0
@@ -97,12 +97,12 @@ def test_places() -> None:
 
 
 def test_pauses_grow_and_differ() -> None:
-    bodies = [{"messages": [{"content": str(number)}]} for number in range(50)]
+    requests = list(map(str, range(50)))
     for tries, longest in ((1, 0.5), (2, 1.0), (3, 2.0), (20, 30.0)):
-        pauses = [_pause(body, tries) for body in bodies]
+        pauses = [growing_pause(request, tries) for request in requests]
         assert all(longest / 2 <= pause <= longest for pause in pauses)
         assert len(set(pauses)) == 50
-        assert pauses == [_pause(body, tries) for body in bodies]
+        assert pauses == [growing_pause(request, tries) for request in requests]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from burnish.trainers.rl.setup.domains import asked_by, build_domains, load_doma
 from burnish.trainers.rl.setup.objective import objectives
 from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_outline, open_players
 from burnish.trainers.rl.setup.preflight import check_difficulty, check_settings, precision_lines, timing_lines
-from burnish.trainers.rl.setup.teachers import check_teacher_prompts, check_teachers, read_lessons
+from burnish.trainers.rl.setup.teachers import check_teacher_prompts, check_teachers, read_lessons, with_endpoints
 from burnish.trainers.rl.supply import Supply, SupplyAhead
 from burnish.trainers.rl.supply.threaded import AsideEngine, SupplyAside, SupplyPartial
 from burnish.trainers.run_folder import open_workplace, recorded_paths
@@ -103,6 +103,7 @@ def open_rl_run(
         journal = stack.enter_context(
             open_journal(config, workplace, loaded, console, total_steps=config.steps, processes=players.processes)
         )
+        teachers = with_endpoints(config, roles.teacher)
         supply = stack.enter_context(open_supply(config, collector, progress, roles.policy.publish(), players.aside))
         run = RlRun(
             config=config,
@@ -114,7 +115,7 @@ def open_rl_run(
             objective=players.objective or objectives(config, parts),
             select_tokens=partial(loss.select, options=numbers) if loss.selection else None,
             kl=build_kl(config.algorithm),
-            lessons=None if roles.teacher is None else Lessons(roles.teacher, read_lessons(config, loaded.tokenizer)),
+            lessons=None if teachers is None else Lessons(teachers, read_lessons(config, loaded.tokenizer)),
             domain_credit=DomainCredit(collector.domains) if config.domains else None,
             pad_token_id=loaded.pad_token_id,
             journal=journal,

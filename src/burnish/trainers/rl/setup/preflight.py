@@ -314,16 +314,14 @@ def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None
 
 
 def _check_teachers(config: RlConfig, ours: PreTrainedTokenizerBase | None) -> None:
-    """Check the folder of each teacher, and its vocabulary where neither has to be downloaded."""
+    """Check the folder of each teacher, and its vocabulary where neither has to be downloaded. Asks no endpoint."""
     from burnish.trainers.rl.setup.teachers import check_vocabulary, teacher_model
 
-    for field, teacher in config.named_teachers.items():
-        if teacher.path == OWN_POLICY:
-            continue
-        model = teacher_model(config, teacher.path)
-        check_model_source(model, field=f"{field}.path")
-        if ours is not None and Path(teacher.path).expanduser().exists():
-            check_vocabulary(f"{field}.path", teacher.path, load_tokenizer(model), ours)
+    for field, path in config.named_teacher_paths.items():
+        model = teacher_model(config, path)
+        check_model_source(model, field=field)
+        if ours is not None and Path(path).expanduser().exists():
+            check_vocabulary(field, path, load_tokenizer(model), ours)
 
 
 def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_teacher import OWN_POLICY, TeacherConfig
+from burnish.config.secrets import key_in
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.forward.lanes import Lanes
+from burnish.models.endpoint_teacher import EndpointTeacher
 from burnish.models.loading import LoadedModel, load_model, load_outline
 from burnish.models.reference import FrozenReference
 from burnish.models.roles import Reference
 from burnish.models.teachers import Teachers
-from burnish.models.tokenizers import require_same_tokens
+from burnish.models.tokenizers import load_tokenizer, require_same_tokens
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.rl.lessons import Lesson, TeacherPrompts, lesson_of
 from burnish.trainers.rl.setup.feeds import with_template
@@ -40,13 +44,30 @@ def teacher_model(config: RlConfig, path: str) -> ModelConfig:
 def build_teachers(
     config: RlConfig, loaded: LoadedModel, lanes: Lanes, *, here: str, own: Callable[[], Reference]
 ) -> Teachers:
-    """The teachers, each loaded, except for the one whose path is `here`: `own` makes it from a model of this
-    process."""
+    """The teachers with a path, each loaded, except for the one whose path is `here`: `own` makes it from a model of
+    this process."""
 
     def load(path: str) -> Reference:
         return frozen(config, load_model(teacher_model(config, path), plain=loaded.plain, paths=loaded.paths), lanes)
 
     return Teachers([own() if path == here else load(path) for path in config.teacher_paths])
+
+
+def with_endpoints(config: RlConfig, loaded: Reference | None) -> Reference | None:
+    """Teachers of the run: the loaded ones, in whichever process they are, and the ones that the command's process
+    asks at their endpoints. None if there is none."""
+    if not config.teacher_endpoints:
+        return loaded
+    here = [loaded for _ in config.teacher_paths if loaded is not None]
+    return Teachers([*here, *map(endpoint_teacher, config.teacher_endpoints)])
+
+
+def endpoint_teacher(teacher: TeacherConfig) -> EndpointTeacher:
+    """The teacher at an endpoint, which is not asked yet. ConfigError for a key that is not there."""
+    assert teacher.url is not None
+    assert teacher.name is not None
+    key = key_in(teacher.key_variable, "teacher.key_variable")
+    return EndpointTeacher(teacher.url, teacher.name, key, teacher.concurrency, teacher.timeout_seconds)
 
 
 def loaded_alone(config: RlConfig, model: str) -> str:
@@ -58,9 +79,10 @@ def loaded_alone(config: RlConfig, model: str) -> str:
 
 def read_lessons(config: RlConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Lesson]:
     """The lesson of each domain that has a teacher."""
-    numbers = {path: number for number, path in enumerate(config.teacher_paths)}
+    models = (*config.teacher_paths, *config.teacher_endpoints)  # as in `with_endpoints`
+    numbers = {model: number for number, model in enumerate(models)}
     return {
-        domain.key: Lesson(numbers[own.path], own.weight, _prompts(domain, own, tokenizer))
+        domain.key: Lesson(numbers[own.model], own.weight, _prompts(domain, own, tokenizer))
         for domain in domain_settings(config)
         if (own := domain.teacher) is not None
     }
@@ -83,13 +105,14 @@ def check_teacher_prompts(
 ) -> None:
     """Try the template of every teacher on every prompt. DataError for a row without a column that it names,
     ConfigError for a prompt that leaves no room for the longest response in the teacher's context. contexts: by path,
-    where they are known."""
+    where they are known; of no endpoint."""
+    paths = dict(enumerate(config.teacher_paths))
     lessons, room = read_lessons(config, tokenizer), config.rollout.max_response_tokens
     for prompt in prompts if any(lesson.prompts is not None for lesson in lessons.values()) else ():
         lesson = lesson_of(prompt, lessons)
         if lesson.prompts is None:
             continue
-        context, tokens = contexts[config.teacher_paths[lesson.teacher]], len(lesson.prompts.tokens(prompt))
+        context, tokens = contexts.get(paths.get(lesson.teacher, "")), len(lesson.prompts.tokens(prompt))
         if context is not None and tokens + room > context:
             raise ConfigError(
                 f"{lesson.prompts.field} makes {tokens:,} tokens of prompt {prompt.id!r}, which leaves no room for "
@@ -100,27 +123,38 @@ def check_teacher_prompts(
 
 def check_teachers(config: RlConfig, loaded: LoadedModel) -> dict[str, int | None]:
     """The context of each teacher by its path. Raises ModelError for a teacher with another vocabulary than the
-    policy's, and ConfigError for one whose context is too short for the texts of the run. Reads no weights."""
+    policy's, or whose endpoint cannot score the run's texts, and ConfigError for one whose context is too short for
+    them. Reads no weights."""
     contexts: dict[str, int | None] = {OWN_POLICY: loaded.context_length}
-    for field, teacher in config.named_teachers.items():
-        if teacher.path != OWN_POLICY:
-            outline = load_outline(teacher_model(config, teacher.path))
-            check_vocabulary(f"{field}.path", teacher.path, outline.tokenizer, loaded.tokenizer)
-            contexts[teacher.path] = outline.context_length
+    for field, path in config.named_teacher_paths.items():
+        outline = load_outline(teacher_model(config, path))
+        check_vocabulary(field, path, outline.tokenizer, loaded.tokenizer)
+        contexts[path] = outline.context_length
     check_contexts(config, contexts)
+    check_endpoints(config, loaded.tokenizer, min(config.longest_text, loaded.context_length))
     return contexts
+
+
+def check_endpoints(config: RlConfig, ours: PreTrainedTokenizerBase, longest: int, seconds: float = math.inf) -> None:
+    """Compare vocabularies with each teacher at an endpoint, and ask it about texts as long as the `longest` of the
+    run (`EndpointTeacher.check`). seconds: at most, for an answer."""
+    for teacher in config.teacher_endpoints:
+        if teacher.tokenizer is not None:
+            theirs = load_tokenizer(teacher_model(config, teacher.tokenizer).model_copy(update={"tokenizer": None}))
+            check_vocabulary("teacher.tokenizer", teacher.tokenizer, theirs, ours)
+        asked = replace(endpoint_teacher(teacher), timeout_seconds=min(teacher.timeout_seconds, seconds))
+        asked.check(ours, longest, compare_texts=teacher.tokenizer is None)
 
 
 def check_contexts(config: RlConfig, contexts: Mapping[str, int | None]) -> None:
     """Raise ConfigError for a teacher whose context is too short for what the policy reads and writes. contexts: by
     path, where they are known."""
     longest = min(config.longest_text, contexts.get(OWN_POLICY) or config.longest_text)
-    for field, teacher in config.named_teachers.items():
-        context = contexts[teacher.path]
+    for field, path in config.named_teacher_paths.items():
+        context = contexts[path]
         if context is not None and longest > context:
             raise ConfigError(
-                f"{field}.path {teacher.path!r} has a context of {context:,} tokens, but prompt and response may have "
-                f"{longest:,}",
+                f"{field} {path!r} has a context of {context:,} tokens, but prompt and response may have {longest:,}",
                 remedy="lower rollout.max_prompt_tokens or max_response_tokens, or use a teacher with a longer context",
             )
 
