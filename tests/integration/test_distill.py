@@ -18,9 +18,10 @@ import burnish
 from burnish.config.loading import load_run_data
 from burnish.config.schema import SftConfig
 from burnish.config.schema_distill import DistillConfig
-from burnish.errors import ModelError
+from burnish.errors import ConfigError, ModelError
 from burnish.models.resting import Resting
 from burnish.observability.metric_names import find_metric
+from burnish.trainers import distill
 from burnish.trainers.distill import is_sampled, train_distill
 from burnish.trainers.sft import train_sft
 
@@ -105,6 +106,45 @@ def test_plain_paths_and_chunks_are_the_same_training(config: Build) -> None:
         assert [row[name] for row in fast[1:]] == pytest.approx([row[name] for row in plain[1:]], rel=1e-3)
     last = plain[-1]
     assert last["train/loss"] == pytest.approx(0.8 * last["train/divergence"] + 0.2 * last["train/cross_entropy"])
+
+
+def plan_of_teacher(config: DistillConfig) -> list[tuple[str, ...]]:
+    memory = burnish.plan(config.model_dump(exclude_unset=True)).plan.memory
+    return [item.phases for item in memory if item.name.startswith("teacher")]
+
+
+@pytest.mark.slow
+def test_a_teacher_that_was_kept_teaches_the_same_and_is_not_loaded_again(
+    config: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within rounding: the teacher has read the texts in other micro-batches."""
+    words = ("top_k=4", "divergence=jsd", "temperature=2", "hard_weight=0.2")
+    cache = f"teacher.cache={tmp_path}/kept"
+    rows, first = trained(config("plain", *words)), config("first", *words, cache)
+    assert plan_of_teacher(config("plain", *words))[-1] == ("update",)
+    assert plan_of_teacher(first) == [("teacher",)] * 2
+    kept = trained(first)
+    assert [row.keys() for row in kept] == [row.keys() for row in rows]
+    for name in ("train/loss", "train/divergence", "train/agreement", "eval/divergence", "eval/agreement"):
+        values = [row[name] for row in rows if name in row]
+        assert [row[name] for row in kept if name in row] == pytest.approx(values, rel=1e-4)
+    assert plan_of_teacher(first) == []
+
+    monkeypatch.setattr(distill, "load_model", None)
+    again = config("again", *words, cache, "seed=2", "optimization.learning_rate=1e-3")
+    trained(again)
+    assert "eval/divergence" in burnish.evaluate(again.output, quiet=True).metrics
+    changed = {"temperature": "temperature=1", "top_k": "top_k=5", "files": f"teacher.path={again.output}"}
+    for what, word in changed.items():
+        others = (one for one in words if not one.startswith(what))
+        with pytest.raises(ConfigError, match=rf"made with another teacher or other settings \({what}\)"):
+            trained(config("other", *others, cache, word))
+    monkeypatch.undo()
+    grown = (*words, f"teacher.cache={tmp_path}/grown", "data.eval=[]", "evaluation.every_steps=null")
+    train_distill(config("part", *grown, "data.train.0.limit=30"), console=Console())
+    train_distill(config("more", *grown), console=Console())
+    said = capsys.readouterr().out
+    assert all(one in said for one in ("scores 30 texts; 0 are there", "scores 50 texts; 30 are there"))
 
 
 @pytest.mark.slow

@@ -111,6 +111,12 @@ class FingerprintsInProgress:
             self._files.set_result({name: content for name, content in found.items() if content is not None})
 
 
+def contents_of(config: RunConfig, field: str) -> dict[str, str]:
+    """SHA-256 of each local file that a field names."""
+    files = {name: path for name, path in named_files(config).items() if name.startswith(f"{field}: ")}
+    return {path.name: found["sha256"] for path in files.values() if (found := _fingerprint(path)) is not None}
+
+
 def refuse_changes(run_dir: Path, changes: list[str]) -> None:
     """Raise CheckpointError that lists the changes, if there are any."""
     if changes:

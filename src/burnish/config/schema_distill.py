@@ -14,6 +14,8 @@ from burnish.config.section import Fraction, NamedPlace, PathText, PositiveInt, 
 
 SAMPLED_ROWS = 64
 """Responses that a student samples at once."""
+COMPLETE = "complete"
+"""Name of the file that says that the folder of `teacher.cache` holds all texts of its last run."""
 
 
 class TextTeacherConfig(Section):
@@ -24,6 +26,10 @@ class TextTeacherConfig(Section):
     student's."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Data type of its weights. `null`: `model.dtype`."""
+    cache: PathText | None = None
+    """Folder for the teacher's `top_k` likeliest tokens at each token of the texts (docs/distill_texts.md). They are
+    computed before the student is loaded; runs with the same teacher, texts, `temperature` and `top_k` read them and
+    load no teacher. `null`: the teacher reads each batch."""
 
 
 class DistillConfig(SftConfig):
@@ -59,7 +65,7 @@ class DistillConfig(SftConfig):
 
     @model_validator(mode="after")
     def _consistent_distillation(self) -> DistillConfig:
-        refuse([*_unread(self), *_elsewhere(self)])
+        refuse([*_unread(self), *_elsewhere(self), *_cached(self)])
         return self
 
 
@@ -76,6 +82,21 @@ def _unread(config: DistillConfig) -> Iterator[Problem]:
     if config.neftune_alpha is not None:
         message = f"is {config.neftune_alpha:g}, but a student reads the same input as its teacher"
         yield Problem("neftune_alpha", message, "remove it")
+
+
+def _cached(config: DistillConfig) -> Iterator[Problem]:
+    """Refuse a cache of what no folder could hold, or nobody has computed."""
+    if config.teacher.cache is None:
+        return
+    if config.top_k is None:
+        message = "is set, but top_k is null: distributions over all tokens are not kept"
+        yield Problem("teacher.cache", message, "set top_k, to 64 for example, or remove it")
+    if config.sampled_share:
+        message = f"is set, but sampled_share is {config.sampled_share:g}: the teacher has to read what is sampled"
+        yield Problem("teacher.cache", message, "remove one of the two")
+    if "teacher" in config.cluster.offload:
+        message = "names teacher, but with teacher.cache there is none while the student learns"
+        yield Problem("cluster.offload", message, "remove teacher from it")
 
 
 def _elsewhere(config: DistillConfig) -> Iterator[Problem]:

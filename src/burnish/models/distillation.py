@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from burnish.forward.batch import Batch, TokenScores
-from burnish.forward.divergences import Compared, Divergence, HeadInput, compare_in_chunks, compare_plainly
+from burnish.forward.divergences import Compared, Divergence, HeadInput, comparison
 from burnish.forward.scoring import ResponsePositions, ResponseScorer
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
@@ -23,6 +22,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+class Tutor(Protocol):
+    """Anything that a student is compared with: a `Teacher`, or what has been kept of one."""
+
+    awake: Callable[[], AbstractContextManager[None]]
+
+    def compare(
+        self, batch: Batch, positions: ResponsePositions, student: HeadInput, targets_N: Tensor
+    ) -> Compared: ...
+
+
 class Teacher:
     """A frozen model whose token distributions a student learns, by some divergence."""
 
@@ -31,8 +40,7 @@ class Teacher:
         self.loaded = loaded
         self.awake: Callable[[], AbstractContextManager[None]] = nullcontext
         """Brings the weights back where they rest between passes."""
-        compare = compare_plainly if loaded.plain else partial(compare_in_chunks, accumulate_in_place=True)
-        self._compared = partial(compare, divergence=divergence)
+        self._compared = comparison(divergence, plain=loaded.plain)
         self._scorer = ResponseScorer(loaded.model, plain=loaded.plain, vocabulary=loaded.vocabulary)
 
     def rest(self, folder: Path) -> None:
@@ -53,7 +61,7 @@ def check_same_tokens(theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizer
 class Student(LocalPolicy):
     """A policy whose scores of trained tokens have the divergence from a teacher with them."""
 
-    def __init__(self, loaded: LoadedModel, settings: OptimizerSettings, *, teacher: Teacher, **settled: Any) -> None:
+    def __init__(self, loaded: LoadedModel, settings: OptimizerSettings, *, teacher: Tutor, **settled: Any) -> None:
         """settled: further arguments of `LocalPolicy`."""
         super().__init__(loaded, settings, **settled)
         self._teacher = teacher

@@ -13,31 +13,35 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from burnish.checkpointing.fingerprints import contents_of
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_distill import SAMPLED_ROWS, DistillConfig
 from burnish.data.sft import SftExample
 from burnish.errors import ModelError
 from burnish.forward.batch import Batch, TokenScores
-from burnish.forward.divergences import divergence
+from burnish.forward.divergences import comparison, divergence
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.distillation import Student, Teacher, check_same_tokens
-from burnish.models.loading import load_model
+from burnish.models.loading import LoadedModel, load_model, load_outline
+from burnish.models.reference import PromptScorer
 from burnish.models.roles import DistilledPolicy, Objective, Policy
 from burnish.models.tokenizers import load_tokenizer
+from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import Preview
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.registry import engine_of
-from burnish.trainers.chaining import with_weights
+from burnish.trainers.chaining import pinned, with_weights
 from burnish.trainers.held_out import evaluate_sft_run
 from burnish.trainers.outer_loop import OpenedModel, OpenLearner
 from burnish.trainers.preview import count_examples, preview_of_data
 from burnish.trainers.result import EvalReport, RunResult
 from burnish.trainers.rl.objective import DistillObjective
-from burnish.trainers.run_folder import record_paths
-from burnish.trainers.sft import SftRun, build_sft_batch, open_policy, open_sft_run
+from burnish.trainers.run_folder import record_paths, recorded_paths
+from burnish.trainers.sft import SftRun, build_sft_batch, open_policy, open_sft_run, texts_of
+from burnish.trainers.teacher_cache import KeptTeacher, ScoreTexts, keep
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import RolloutRequest
 
@@ -97,12 +101,46 @@ def is_sampled(step: int, share: float) -> bool:
     return math.floor(step * share) > math.floor((step - 1) * share)
 
 
-def open_teacher(config: DistillConfig, paths: FastPaths) -> Teacher:
-    """The teacher of the run file, awake."""
+def open_teacher(config: DistillConfig, paths: FastPaths) -> Teacher | KeptTeacher:
+    """The teacher of the run file, awake, or what `keep_teacher` has kept of it."""
     formula = partial(
         divergence, name=config.divergence, temperature=config.temperature, beta=config.beta, top_k=config.top_k
     )
+    if config.teacher.cache is not None:
+        return KeptTeacher(Path(config.teacher.cache).expanduser(), comparison(formula, plain=config.debug.plain))
     return Teacher(load_model(teacher_model(config), plain=config.debug.plain, paths=paths), formula)
+
+
+def keep_teacher(config: DistillConfig, console: Console, *splits: str) -> None:
+    """Let the teacher score the texts of these splits that `teacher.cache` lacks. Nothing else is loaded meanwhile."""
+    if config.teacher.cache is None or config.top_k is None:
+        return
+    k, folder = config.top_k, Path(config.teacher.cache).expanduser()
+    config, _ = pinned(config)
+    student = load_outline(config.model)
+    check_teacher(config, load_outline(teacher_model(config)), student)
+    texts = [text for split in splits for text in texts_of(config, student, split)]
+    files = contents_of(config, "teacher.path") or {"hub": config.teacher.path}
+    model, temperature, tokens = teacher_model(config), config.temperature, config.optimization.microbatch_tokens
+
+    def open_scores() -> ScoreTexts:
+        loaded = load_model(model, plain=config.debug.plain, paths=recorded_paths(Path(config.output)))
+        return partial(PromptScorer(loaded, tokens, temperature=temperature).score, k=k)
+
+    about = {"top_k": k, "temperature": temperature, "dtype": model.dtype, "files": files}
+    keep(folder, about, texts, open_scores, lambda line: say(console, (line,)))
+
+
+def check_teacher(config: DistillConfig, teacher: LoadedModel, student: LoadedModel) -> None:
+    """Raise ModelError for a teacher with another vocabulary than the student's, or a context shorter than the
+    texts."""
+    check_same_tokens(teacher.tokenizer, student.tokenizer, config.teacher.path)
+    if teacher.context_length < min(config.max_tokens, student.context_length):
+        raise ModelError(
+            f"teacher.path {config.teacher.path!r} reads at most {teacher.context_length:,} tokens, but max_tokens is "
+            f"{config.max_tokens:,}",
+            remedy=f"set max_tokens to at most {teacher.context_length}",
+        )
 
 
 def teacher_model(config: DistillConfig) -> ModelConfig:
@@ -119,15 +157,10 @@ def open_student(
     """Student and teacher of the run file, in this process."""
     teacher = open_teacher(config, paths)
     with open_policy(config, paths, console, lanes, partial(Student, teacher=teacher)) as opened:
-        check_same_tokens(teacher.loaded.tokenizer, opened.loaded.tokenizer, config.teacher.path)
-        if teacher.loaded.context_length < min(config.max_tokens, opened.loaded.context_length):
-            raise ModelError(
-                f"teacher.path {config.teacher.path!r} reads at most {teacher.loaded.context_length:,} tokens, but "
-                f"max_tokens is {config.max_tokens:,}",
-                remedy=f"set max_tokens to at most {teacher.loaded.context_length}",
-            )
-        if "teacher" in config.cluster.offload:
-            teacher.rest(Path(config.output))
+        if isinstance(teacher, Teacher):
+            check_teacher(config, teacher.loaded, opened.loaded)
+            if "teacher" in config.cluster.offload:
+                teacher.rest(Path(config.output))
         yield opened
 
 
@@ -171,6 +204,7 @@ def train_distill(config: DistillConfig, *, console: Console, accept_changes: bo
     from burnish.distributed.handles import RemoteStudent
     from burnish.trainers.learning_cluster import train_on_data  # which no plan needs
 
+    keep_teacher(config, console, "train", *(["eval"] if config.data.eval and config.evaluation.happens else []))
     return train_on_data(
         config, open_distill_run, open_student, RemoteStudent, console=console, accept_changes=accept_changes
     )
@@ -178,4 +212,5 @@ def train_distill(config: DistillConfig, *, console: Console, accept_changes: bo
 
 def evaluate_distill_run(config: DistillConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
     """Like `evaluate_sft_run`, with the divergence from the teacher."""
+    keep_teacher(config, console, "eval")
     return evaluate_sft_run(config, console=console, weights=weights, open_teacher=open_teacher)

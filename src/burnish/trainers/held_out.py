@@ -19,7 +19,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.matmul_choice import fast_float32
 from burnish.forward.scoring import ResponseScorer
 from burnish.machine.allocator import keep_freed_memory
-from burnish.models.distillation import Teacher
+from burnish.models.distillation import Tutor
 from burnish.models.loading import load_model
 from burnish.models.reward_learner import compare
 from burnish.models.reward_model import RewardModel, load_reward_model
@@ -58,7 +58,7 @@ def evaluate_sft_run(
     *,
     console: Console,
     weights: Path | None = None,
-    open_teacher: Callable[[SftConfigT, FastPaths], Teacher] | None = None,
+    open_teacher: Callable[[SftConfigT, FastPaths], Tutor] | None = None,
 ) -> EvalReport:
     """Held-out loss, perplexity and token accuracy of the run file's model, or of saved weights, on data.eval. With a
     teacher also the divergence from it.
