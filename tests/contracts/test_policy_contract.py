@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from burnish.algorithms.policy_losses.clipped import ppo_clip
 from burnish.config.schema_data import LoraConfig
 from burnish.errors import DivergenceError, RolloutError
 from burnish.models.accumulation import count_denominators
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, ObjectiveValue, Signals
+from burnish.trainers.rl.objective import PolicyObjective
 from burnish.types import Metric, Reduction
 
 
@@ -71,6 +73,21 @@ def test_update_counts_and_learns(policy, batch):
     assert policy.version == 2
     assert {"policy/grad_norm", "policy/learning_rate"} <= metrics.keys()
     assert policy.logprobs(batch).logprobs_BT.sum() > before
+
+
+def test_entropies_come_with_the_numbers_of_their_rows(policy, batch):
+    """As the step began, whatever micro-batches it was cut into; nothing without numbers."""
+    expected = policy.logprobs(batch, entropy=True).entropy_BT
+    objective = PolicyObjective(ppo_clip, {"clip_low": 0.2, "clip_high": 0.2}, "token_mean", 6)
+    advantages = torch.ones(4, 6)
+    numbered = batch.replace(advantages=advantages, row_numbers=torch.arange(4) + 3)
+    found = policy.update(numbered, objective).entropies
+    assert sorted(row for part in found for row in part.row_numbers_B.tolist()) == [3, 4, 5, 6]
+    for rows_B, entropy_BT in found:
+        for row, own in zip(rows_B - 3, entropy_BT, strict=True):
+            width = len(own)
+            torch.testing.assert_close(own, expected[row, :width] * batch.loss_mask[row, :width], atol=1e-5, rtol=0)
+    assert policy.update(batch.replace(advantages=advantages), objective).entropies == []
 
 
 def test_divergence_leaves_the_weights(policy, batch):

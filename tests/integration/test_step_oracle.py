@@ -23,6 +23,7 @@ from torch import Tensor
 
 from burnish.config.schema import RlConfig
 from burnish.forward.batch import Batch
+from burnish.observability.recorder import Notes
 from burnish.trainers.rl.batching import epoch_rows
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.loop import RlRun
@@ -65,11 +66,13 @@ class Spy:
     def __init__(self) -> None:
         self.collected: Collected | None = None
         self.batch: Batch | None = None
+        self.notes: Notes = {}
         self.display = self
 
     def phase(self, name: str) -> None: ...
 
-    def record(self, *_: object) -> None: ...
+    def record(self, step: int, groups: Sequence[RolloutGroup], notes: Notes) -> None:
+        self.notes = notes
 
 
 @contextmanager
@@ -110,6 +113,7 @@ class Row:
     old: list[float] = field(default_factory=list)
     ref: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
 
     @property
     def kl(self) -> float:
@@ -330,6 +334,7 @@ def minibatch_loss(config: RlConfig, model: Any, rows: list[Row], kl_coef: float
         k2 = config.algorithm.kl_estimator == "k2"
         penalties.append([x * x / 2 if k2 else (-x).exp() + x - 1 for x in d])
         entropies.append(list(entropy))
+        row.entropy = row.entropy or entropy.detach().tolist()  # of the first epoch
         totals.entropy += entropy.detach().tolist()
     loss = aggregated(config, policy)
     if config.algorithm.kl_in == "loss":
@@ -362,10 +367,10 @@ class Adam:
         return norm
 
 
-def expected_row(
-    config: RlConfig, sampled: Sequence[RolloutGroup], model: Any, reference: Any, kl_coef: float
-) -> dict[str, float]:
+def expected_row(config: RlConfig, spy: Spy, model: Any, reference: Any, kl_coef: float) -> dict[str, float]:
     """Everything that the step should log; `model` (float64) is left with the weights after the step."""
+    assert spy.collected is not None
+    sampled = spy.collected.sampled
     rows, totals = rows_of(config, sampled), Totals()
     with torch.no_grad():
         for row in rows:
@@ -379,6 +384,8 @@ def expected_row(
         part = [rows[i] for i in indices.tolist() if rows[i].trained]
         loss = minibatch_loss(config, model, part, kl_coef, totals)
         totals.grad_norm.append(adam.step(torch.autograd.grad(loss, parameters)))
+    for row, note in zip(rows, [note for note in spy.notes.values() if note.old_logprobs], strict=True):
+        assert list(note.token_entropy or ()) == pytest.approx(row.entropy, rel=2e-4, abs=1e-4)
     return logged(config, sampled, [row for row in rows if row.trained], totals)
 
 
@@ -486,8 +493,7 @@ def test_a_step_is_what_the_formulas_say(tiny_run: Callable[..., RlConfig], case
         reference = None if run.reference is None else copy.deepcopy(run.reference.model).double()  # type: ignore[attr-defined]
         kl_coef = run.kl.coef
         row = run.train_step()
-        assert spy.collected is not None
-        expected = expected_row(config, spy.collected.sampled, oracle, reference, kl_coef)
+        expected = expected_row(config, spy, oracle, reference, kl_coef)
         for name, value in expected.items():
             assert row[name] == pytest.approx(value, rel=2e-4, abs=2e-5), name
         for own, right in zip(model.parameters(), oracle.parameters(), strict=True):

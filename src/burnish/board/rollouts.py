@@ -71,9 +71,10 @@ class StepPage(TypedDict):
 
 class Extra(TypedDict):
     """Facts about a response that only the board shows. mismatch: log-probability of the trainer less the sampler's, by
-    token, where it was recorded; versions: (first token, version of the weights)."""
+    token, where it was recorded; entropy: of the policy, likewise; versions: (first token, version of the weights)."""
 
     mismatch: NotRequired[Numbers]
+    entropy: NotRequired[Numbers]
     versions: list[list[int]]
 
 
@@ -193,6 +194,9 @@ def _extra(line: RecordedLine) -> Extra:
     if "token_texts" in line and "old_logprobs" in line:
         pairs = zip(line["old_logprobs"], line["rollout_logprobs"], sampled_mask(line), strict=True)
         extra["mismatch"] = [_gap(old, sampled) if own else None for old, sampled, own in pairs]
+    if "token_texts" in line and "token_entropy" in line:
+        entropies = zip(line["token_entropy"], sampled_mask(line), strict=True)
+        extra["entropy"] = [value if own else None for value, own in entropies]
     return extra
 
 

@@ -132,6 +132,8 @@ class Batch:
     """(B,) int64: rows with equal numbers are compared with each other, and no micro-batch cuts them apart."""
     preferred: Tensor | None = None
     """(B,) bool, True for the response that should become more likely, False for the one that should not."""
+    row_numbers: Tensor | None = None
+    """(B,) int64: place of each row in its step, for results that are put together again; None asks for none."""
     noise_keys: Tensor | None = None
     """(B,) int64: seeds of the noise on each row's embeddings (`burnish.forward.embedding_noise`); None adds none."""
 

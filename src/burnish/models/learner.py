@@ -132,7 +132,7 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         for optimizer, norm in zip(self._optimizers, norms, strict=True):
             metrics |= optimizer.step(norm, planned_step)
         self._accumulation = None
-        return Update(metrics, accumulation.signals)
+        return Update(metrics, accumulation.signals, accumulation.entropies)
 
     def take_gradient(self) -> tuple[Gradients, Mapping[str, Metric]]:
         """End a step begun by `accumulate` without making it: its gradient by parameter of the role, None where no part

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -50,21 +50,34 @@ def _merged(first: Metric | None, later: Metric | None) -> Metric | None:
     return first if later is None else later if first is None else first.merge(later)
 
 
+class RowEntropies(NamedTuple):
+    """Entropy of the policy at each trained token of some rows, 0 elsewhere. row_numbers_B: of `Batch`."""
+
+    row_numbers_B: Tensor
+    entropy_BT: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectiveValue:
-    """A micro-batch's share of the optimizer step's loss (the shares add up), with metrics and signals."""
+    """A micro-batch's share of the optimizer step's loss (the shares add up), with metrics and signals.
+
+    entropies: of its rows, if they are numbered and the objective computes entropy anyway.
+    """
 
     loss: Tensor
     metrics: Mapping[str, Metric]
     signals: Signals = Signals()
+    entropies: RowEntropies | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Report of an optimizer step: `metrics` are logged, the loop bases its decisions on `signals`."""
+    """Report of an optimizer step: `metrics` are logged, the loop bases its decisions on `signals`, and `entropies` of
+    the micro-batches are recorded."""
 
     metrics: Mapping[str, Metric]
     signals: Signals = Signals()
+    entropies: Sequence[RowEntropies] = ()
 
 
 class Objective(Protocol):

@@ -24,6 +24,7 @@ DecodeTokens = Callable[[Sequence[int]], Sequence[str]]
 class RolloutNote:
     """Results of the trainer for a rollout after sampling. Per-token fields have one value per response token.
 
+    `token_entropy` is of the policy that the first update on the rollout began with, 0 for tokens not trained on.
     `kept` says whether it was part of the update. If not, `dropped_because` says why ("constant group", "truncated").
     """
 
@@ -36,6 +37,7 @@ class RolloutNote:
     teacher_logprobs: tuple[float, ...] | None = None
     token_values: tuple[float, ...] | None = None
     token_returns: tuple[float, ...] | None = None
+    token_entropy: tuple[float, ...] | None = None
 
 
 _TOKEN_FIELDS = (
@@ -45,6 +47,7 @@ _TOKEN_FIELDS = (
     "teacher_logprobs",
     "token_values",
     "token_returns",
+    "token_entropy",
 )
 _NAME = re.compile(r"(step|eval)-\d{6,}\.jsonl")
 

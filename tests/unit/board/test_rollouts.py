@@ -62,12 +62,17 @@ def test_filters(index: RolloutIndex, wanted: ResponseFilter, groups: dict[int, 
 
 
 def test_a_group_is_read_line_by_line_with_what_only_the_board_shows(tmp_path: Path) -> None:
+    turns = [{"author": who, "start": k, "stop": k + 1, "messages": []} for k, who in enumerate(("policy", "tool"))]
     one = line(0, 0, 1.0, old_logprobs=[-1.5, "-inf", -1.0], versions=[[0, 3], [2, 4]])
-    write_step(tmp_path, 1, [line(1, 0, 0.0), one])
+    two = line(0, 1, 1.0, token_texts=["a", "b"], turns=turns, token_entropy=[0.6931, 0.0])
+    write_step(tmp_path, 1, [line(1, 0, 0.0), one, two])
     page = group_page(RolloutIndex(tmp_path), "step", 1, 0, ResponseFilter())
     assert page is not None
-    assert (page["group"]["id"], page["total"]) == ("p0", 1)
-    assert page["extras"] == [{"versions": [[0, 3], [2, 4]], "mismatch": [-0.5, None, 0.0]}]
+    assert (page["group"]["id"], page["total"]) == ("p0", 2)
+    assert page["extras"] == [
+        {"versions": [[0, 3], [2, 4]], "mismatch": [-0.5, None, 0.0]},
+        {"versions": [[0, 3]], "entropy": [0.6931, None]},
+    ]
     assert group_page(RolloutIndex(tmp_path), "step", 1, 5, ResponseFilter()) is None
 
 

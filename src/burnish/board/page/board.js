@@ -372,7 +372,7 @@ function drawWhere(detail) {
   const slider = make("input", { type: "range", min: 0, max: Math.max(0, steps.length - 1), value: at, "aria-label": "Recorded steps", onchange: (event) => jump(steps[event.target.value]) });
   const exact = make("input", { type: "number", value: place.step, "aria-label": "Step", onchange: (event) => jump(steps[closest(steps, Number(event.target.value))]) });
   const kinds = segmented([["step", "training"], ["eval", "evaluation"]], place.kind, (kind) => { const own = detail[`${kind}s`]; if (own.length) go({ kind, step: own[closest(own, place.step)], beside: place.beside }); });
-  const tints = [["advantage", "advantage"], ["logprob", "log-prob"], ["mismatch", "mismatch"], ["value", "value"], ["version", "weights"], ["none", "none"]];
+  const tints = [["advantage", "advantage"], ["logprob", "log-prob"], ["mismatch", "mismatch"], ["entropy", "entropy"], ["value", "value"], ["version", "weights"], ["none", "none"]];
   const tint = (value) => { view.tint = value; drawWhere(detail); drawGroups(); drawGroup(); };
   const others = [...runs.keys()].filter((name) => name !== place.run);
   const beside = make("select", { "aria-label": "Another run beside this one", onchange: (event) => go({ kind: place.kind, step: place.step, group: place.group, beside: event.target.value }) },
@@ -440,7 +440,7 @@ async function drawGroup() {
   if (asked.group !== place.group || asked.step !== place.step || asked.run !== place.run) return;
   place.prompt = found.group.id;
   const held = found.group.responses.map((response, i) => ({ ...response, ...found.extras[i] }));
-  for (const [text, field] of [["log-prob", "logprobs"], ["mismatch", "mismatch"], ["value", "values"]])  // what the record holds
+  for (const [text, field] of [["log-prob", "logprobs"], ["mismatch", "mismatch"], ["entropy", "entropy"], ["value", "values"]])  // what the record holds
     for (const button of document.querySelectorAll("#drill .segmented button")) if (button.textContent === text) button.disabled = !held.some((response) => response[field]);
   sides.classList.toggle("two", Boolean(asked.beside));
   sides.replaceChildren(sideOf(asked.run, asked, found));
@@ -467,13 +467,14 @@ async function allSightings(run, kind, prompt, progress = () => {}) {
 }
 
 function sideOf(run, at, found) {
-  const { group, extras, total } = found, responses = make("div", { class: "responses" }), over = make("div", {});
+  const { group, extras, total } = found, responses = make("div", { class: "responses" }), over = make("div", {}), legend = make("p", { class: "meta" });
   const all = { values: [] };
   const add = (part) => {
     const shown = part.group.responses.map((response, i) => ({ ...response, ...part.extras[i] }));
     all.values.push(...shown);
-    const gaps = shown.flatMap((response) => response.mismatch ?? []).filter((gap) => typeof gap === "number");
-    const scale = { advantage: advantageScale({ responses: all.values }), value: valueRange({ groups: [{ responses: all.values }] }), mismatch: Math.max(1e-6, ...gaps.slice(0, 50_000).map(Math.abs)) };
+    const most = (field, some) => some.flatMap((response) => response[field] ?? []).filter((one) => typeof one === "number").slice(0, 50_000).reduce((high, one) => Math.max(high, Math.abs(one)), 0);
+    const scale = { advantage: advantageScale({ responses: all.values }), value: valueRange({ groups: [{ responses: all.values }] }), mismatch: Math.max(1e-6, most("mismatch", shown)), entropy: most("entropy", all.values) };
+    legend.replaceChildren(...[tintKey(scale)].filter(Boolean));
     responses.append(...shown.map((response) => lazily(() => responseCard(response, scale))));
   };
   add({ group, extras });
@@ -489,7 +490,7 @@ function sideOf(run, at, found) {
     try { await tell("note", { run, kind: at.kind, step: at.step, group: at.group, text: text.value }); text.value = ""; state.detail = null; $("live").textContent = "kept"; } catch (error) { failed(error); }
   } }, text, make("button", {}, "Keep"));
   card.append(make("div", { class: "actions" }, make("button", { type: "button", onclick: () => overTraining(over, run, at, group.id) }, "over training"), note));
-  return make("div", { class: "side" }, place.beside ? make("h3", {}, `${run}, step ${at.step}`) : null, over, card, responses, more);
+  return make("div", { class: "side" }, place.beside ? make("h3", {}, `${run}, step ${at.step}`) : null, over, card, legend, responses, more);
 }
 
 function lazily(build) {

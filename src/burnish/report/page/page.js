@@ -208,17 +208,6 @@ function promptList(file, refresh) {
       make("span", { class: "facts" }, rewardDots(group, low, high), make("span", {}, `mean ${number(meanReward(group))}`)))));
 }
 
-function tintKey(range) {
-  const keys = {
-    advantage: ["worse", "better", "linear-gradient(90deg, rgba(var(--minus), .6), transparent, rgba(var(--plus), .6))"],
-    logprob: ["expected", "surprising", "linear-gradient(90deg, transparent, rgba(var(--surprise), .75))"],
-    value: [`value ${number(range.low)}`, number(range.high), "linear-gradient(90deg, transparent, rgba(var(--worth), .65))"],
-  };
-  if (!(view.tint in keys) || (view.tint === "value" && range.low > range.high)) return null;
-  const [low, high, fill] = keys[view.tint];
-  return make("span", { class: "key" }, low, make("i", { style: `background: ${fill}` }), high);
-}
-
 function runChoice(runs, all, refresh) {
   if (runs.length < 2) return null;
   const choose = (event) => { view.run = Number(event.target.value); view.file = lastStep(all[view.run]); view.group = 0; refresh(); };
@@ -254,7 +243,7 @@ function controls(runs, all, refresh) {
   return make("div", { class: "controls" }, runChoice(runs, all, refresh),
     make("button", { type: "button", "aria-label": "Earlier", onclick: () => move(-1) }, "‹"), select,
     make("button", { type: "button", "aria-label": "Later", onclick: () => move(1) }, "›"),
-    make("label", {}, "tint", segmented(tints, view.tint, (v) => { view.tint = v; refresh(); })), tintKey(range),
+    make("label", {}, "tint", segmented(tints, view.tint, (v) => { view.tint = v; refresh(); })), tintKey({ value: range }),
     make("label", {}, "order", segmented([["sample", "sample"], ["reward", "reward"]], view.sort, (v) => { view.sort = v; refresh(); })));
 }
 

@@ -73,6 +73,10 @@ function tintOf(response, index, scale) {
     if (typeof value !== "number" || !scale.mismatch) return "";
     return `rgba(var(--${value > 0 ? "plus" : "minus"}), ${(0.7 * Math.min(1, Math.abs(value) / scale.mismatch)).toFixed(3)})`;
   }
+  if (view.tint === "entropy" && response.entropy) {
+    const value = response.entropy[index];
+    return typeof value === "number" && scale.entropy ? `rgba(var(--surprise), ${(0.75 * Math.min(1, value / scale.entropy)).toFixed(3)})` : "";
+  }
   if (view.tint === "version" && response.versions) {
     const place = response.versions.findLastIndex(([first]) => first <= index);
     return place < 0 ? "" : `color-mix(in srgb, var(--s${place % 8}) 28%, transparent)`;
@@ -83,6 +87,23 @@ function tintOf(response, index, scale) {
     return `rgba(var(--${value > 0 ? "plus" : "minus"}), ${(0.6 * Math.min(1, Math.abs(value) / scale.advantage)).toFixed(3)})`;
   }
   return "";
+}
+
+function tintKey(scale) {
+  // What the colours mean; null without any.
+  const both = (share) => `linear-gradient(90deg, rgba(var(--minus), ${share}), transparent, rgba(var(--plus), ${share}))`;
+  const one = (colour, share) => `linear-gradient(90deg, transparent, rgba(var(--${colour}), ${share}))`;
+  const keys = {
+    advantage: ["worse", "better", both(0.6)],
+    logprob: ["expected", "surprising", one("surprise", 0.75)],
+    mismatch: ["likelier to the sampler", "to the trainer", both(0.7)],
+    value: [`value ${number(scale.value.low)}`, number(scale.value.high), one("worth", 0.65)],
+    entropy: ["certain: 0", `${number(scale.entropy)} nats`, one("surprise", 0.75)],
+    version: ["first weights", "later", `linear-gradient(90deg, ${[0, 1, 2, 3].map((i) => `color-mix(in srgb, var(--s${i}) 28%, transparent) ${25 * i}% ${25 * i + 25}%`).join(", ")})`],
+  };
+  if (!(view.tint in keys) || (view.tint === "value" && scale.value.low > scale.value.high) || (view.tint === "entropy" && !scale.entropy)) return null;
+  const [low, high, fill] = keys[view.tint];
+  return make("span", { class: "key" }, low, make("i", { style: `background: ${fill}` }), high);
 }
 
 function tokenNodes(text) {
@@ -100,6 +121,7 @@ function tokenSpan(response, index, scale) {
     if (response.logprobs) facts.push(`log-prob  ${number(response.logprobs[index])}`);
     if (advantage !== null && advantage !== undefined) facts.push(`advantage  ${number(advantage)}`);
     if (response.mismatch) facts.push(`trainer - sampler  ${number(response.mismatch[index])}`);
+    if (response.entropy) facts.push(`entropy  ${number(response.entropy[index])}`);
     if (response.versions) facts.push(`weights  version ${response.versions.findLast(([first]) => first <= index)?.[1] ?? "–"}`);
     if (response.values) facts.push(`value  ${number(response.values[index])}`);
     if (response.returns) facts.push(`return  ${number(response.returns[index])}`);

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from burnish.algorithms.advantages import Estimator
@@ -20,7 +21,17 @@ from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch, TokenScores, present
 from burnish.models.accumulation import count_denominators
-from burnish.models.roles import Critic, Learner, Objective, Policy, Reference, Signals, Update, ValueObjective
+from burnish.models.roles import (
+    Critic,
+    Learner,
+    Objective,
+    Policy,
+    Reference,
+    RowEntropies,
+    Signals,
+    Update,
+    ValueObjective,
+)
 from burnish.observability.metrics import MetricStore, mean, total
 from burnish.observability.recorder import TokenValues
 from burnish.rollouts.outages import Patience
@@ -88,11 +99,12 @@ class RlRun(Training):
         metrics.merge(collected.metrics)
         collector = self.supply.collector
         why = partial(why_left_out, step=step, domains=collector.domains, needs_greedy=collector.needs_greedy)
+        entropies: list[RowEntropies] = []
         try:
             batch = self.prepare(collected, stopwatch, metrics)
             if batch is not None:
                 with stopwatch.phase("update"):
-                    self.update(batch, step, metrics)
+                    entropies = self.update(batch, step, metrics)
         except DivergenceError:
             # The rollouts are part of the evidence.
             self.journal.record(step, collected.sampled, rollout_notes(collected, None, why))
@@ -102,7 +114,7 @@ class RlRun(Training):
             metrics.merge(steer_kl(batch, self.kl, self.config.algorithm))
         try:
             with stopwatch.phase("record"):
-                self.journal.record(step, collected.sampled, rollout_notes(collected, batch, why))
+                self.journal.record(step, collected.sampled, rollout_notes(collected, batch, why, entropies))
             self.supply.publish(self.policy.publish(), step)
         finally:  # the weights have moved: whatever happens now, the step's metrics are saved with them
             metrics.merge(stopwatch.metrics())
@@ -160,11 +172,12 @@ class RlRun(Training):
             batch = batch.replace(teacher_logprobs=teacher(), teacher_weights=teacher_weights(rows, lessons.by_domain))
         return batch if self.reference is None else batch.replace(ref_logprobs=reference())
 
-    def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:
+    def update(self, batch: Batch, step: int, metrics: MetricStore) -> list[RowEntropies]:
         """epochs x minibatches optimizer steps of policy and critic. Stops after an epoch that moved the policy further
-        than `algorithm.max_epoch_kl`."""
+        than `algorithm.max_epoch_kl`. Returns the entropies of the first epoch, if rollouts are recorded."""
         config, optimization, objective = self.config, self.config.optimization, self.objective(self.kl.coef)
         warming_up = self.critic is not None and step <= config.critic.warmup_steps
+        entropies: list[RowEntropies] = []
         unmoved = True  # the first update of a step starts from the weights that sampled
         for epoch in range(optimization.epochs):
             moved = Signals()
@@ -178,8 +191,10 @@ class RlRun(Training):
                 step=step,
                 epoch=epoch,
             )
+            kept = torch.arange(len(batch)) if config.logging.keeps_rollouts and epoch == 0 else None
+            numbered = batch.replace(row_numbers=kept)
             for planned, rows in enumerate(order, start=first):
-                minibatch = batch.select(rows)
+                minibatch = numbered.select(rows)
                 if config.whitens_minibatches:
                     minibatch, found = whiten_minibatch(minibatch, algorithm=config.algorithm, estimator=self.estimator)
                     metrics.merge(found)
@@ -202,6 +217,7 @@ class RlRun(Training):
                         metrics.merge(done.metrics if whole else with_left_out(done.metrics, part, minibatch))
                         metrics.add("policy/optimizer_steps", total(1))
                         moved = moved.merge(done.signals)
+                        entropies += done.entropies
                     if critic_update is not None:
                         metrics.merge(critic_update().metrics)
                         metrics.add("critic/optimizer_steps", total(1))
@@ -210,6 +226,7 @@ class RlRun(Training):
             approx_kl = None if moved.approx_kl is None else moved.approx_kl.result()
             if bound is not None and approx_kl is not None and approx_kl > bound:
                 break
+        return entropies
 
     def begin_critic(self, critic: Critic, minibatch: Batch, planned: int, *, warming_up: bool) -> Callable[[], Update]:
         """One optimizer step of the critic, to be waited for. A head on the policy's backbone is trained by the

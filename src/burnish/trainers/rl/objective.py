@@ -17,7 +17,7 @@ from burnish.algorithms.mismatch import mismatch_metrics, off_policy_tokens, rat
 from burnish.algorithms.policy_losses import PolicyLoss
 from burnish.algorithms.value_losses import clipped_value, value_metrics
 from burnish.forward.batch import Batch, TokenScores, present
-from burnish.models.roles import Denominators, ObjectiveValue, Signals, ValueObjective
+from burnish.models.roles import Denominators, ObjectiveValue, RowEntropies, Signals, ValueObjective
 from burnish.types import Metric, Reduction
 
 
@@ -95,7 +95,10 @@ class PolicyObjective:
             trainers = logprobs.detach() if self.old_logprobs_of_sampler else old
             mismatch = mismatch_metrics(trainers, batch.rollout_logprobs, mask)
             named |= {f"rollout/{name}": metric for name, metric in mismatch.items()}
-        return ObjectiveValue(loss, named, signals)
+        entropies = None
+        if batch.row_numbers is not None and scores.entropy_BT is not None:
+            entropies = RowEntropies(batch.row_numbers, scores.entropy_BT.detach())
+        return ObjectiveValue(loss, named, signals, entropies)
 
     def _aggregate(self, per_token: Tensor, batch: Batch, denominators: Denominators) -> Tensor:
         return aggregate_step(per_token, batch, self.aggregation, self.length, denominators)
@@ -252,4 +255,4 @@ class ActorCriticObjective:
         policy = self.policy(scores, batch, denominators)
         value = self.value(scores.values_BT, batch, denominators)
         loss = policy.loss + self.coef * value.loss
-        return ObjectiveValue(loss, {**policy.metrics, **value.metrics}, policy.signals)
+        return dataclasses.replace(policy, loss=loss, metrics={**policy.metrics, **value.metrics})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from burnish.forward.batch import Batch
+from burnish.models.roles import RowEntropies
 from burnish.observability.recorder import RolloutNote
 from burnish.trainers.rl.batching import scored
 from burnish.trainers.rl.collection import Collected
@@ -15,7 +16,10 @@ from burnish.types import RolloutGroup, RowKey
 
 
 def rollout_notes(
-    collected: Collected, batch: Batch | None, why_left_out: Callable[[RolloutGroup], str]
+    collected: Collected,
+    batch: Batch | None,
+    why_left_out: Callable[[RolloutGroup], str],
+    entropies: Iterable[RowEntropies] = (),
 ) -> dict[RowKey, RolloutNote]:
     """Collect the trainer's notes on each rollout, by row. Groups that a filter left out are marked."""
     kept_ids = {group.group_id for group in collected.groups}
@@ -28,11 +32,11 @@ def rollout_notes(
     }
     if batch is not None:
         rows = [rollout for _, rollout in scored(collected.groups)]
-        notes |= {r.key: note for r, note in zip(rows, notes_of(batch.to("cpu")), strict=True)}
+        notes |= {r.key: note for r, note in zip(rows, notes_of(batch.to("cpu"), entropies), strict=True)}
     return notes
 
 
-def notes_of(batch: Batch) -> Iterator[RolloutNote]:
+def notes_of(batch: Batch, entropies: Iterable[RowEntropies] = ()) -> Iterator[RolloutNote]:
     """One note per row of a batch in the host's memory. Whole tensors become lists at once: row by row takes longer
     than a small model's update."""
     trained_B = batch.loss_mask.sum(dim=1)
@@ -46,12 +50,19 @@ def notes_of(batch: Batch) -> Iterator[RolloutNote]:
         "token_returns": batch.returns,
     }
     known = {name: values.tolist() for name, values in columns.items() if values is not None}
+    # Rounded, for a shorter file: nothing is computed from them.
+    by_row = {
+        row: values
+        for rows_B, entropy_BT in entropies
+        for row, values in zip(rows_B.tolist(), entropy_BT.double().round(decimals=4).tolist(), strict=True)
+    }
     lengths = zip(batch.response_lengths.tolist(), trained_B.tolist(), strict=True)
     for row, (length, trained) in enumerate(lengths):
         yield RolloutNote(
             kept=trained > 0,
             dropped_because="" if trained else "truncated",
             advantage=means[row] if trained else None,
+            token_entropy=tuple(by_row[row][:length]) if row in by_row else None,
             **{name: tuple(rows[row][:length]) for name, rows in known.items()},
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -9,6 +10,7 @@ from unittest.mock import Mock
 import torch
 from plain_samples import plain_rollout
 
+from burnish.models.roles import RowEntropies
 from burnish.observability.alarms import Alarm, AlarmBell
 from burnish.observability.recorder import RolloutRecorder, read_rollouts
 from burnish.observability.timeline import TimelineRecorder
@@ -53,6 +55,15 @@ def test_a_failed_reward_does_not_shift_the_rows_of_its_siblings() -> None:
     assert notes[0, 2, 0].old_logprobs == (-10.0,)
     assert notes[0, 2, 0].ref_logprobs is None
     assert notes[0, 2, 0].kept
+
+
+def test_entropies_find_their_rows_in_whatever_order_micro_batches_came() -> None:
+    """A uniform choice of two has ln 2 nats; the row that no update has seen has none recorded."""
+    kept = group_of(rollout(0, 0), rollout(0, 1), rollout(0, 2, tokens=1))
+    parts = [RowEntropies(torch.tensor([2]), torch.tensor([[1.5]]))]
+    parts += [RowEntropies(torch.tensor([0]), torch.tensor([[math.log(2), 0.0, 0.0]]))]
+    notes = rollout_notes(*learned(kept), why_left_out, parts)
+    assert [notes[0, k, 0].token_entropy for k in range(3)] == [(0.6931, 0.0), None, (1.5,)]
 
 
 def test_a_masked_response_is_named_truncated_and_has_no_advantage() -> None:
