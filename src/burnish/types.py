@@ -152,6 +152,10 @@ Versions: TypeAlias = "tuple[tuple[int, int], ...]"
 """Weights that sampled a response: (position of the first token, version), in the order of the positions."""
 
 
+Seconds: TypeAlias = "tuple[float | None, ...]"
+"""Wall-clock seconds of each message of a turn, None where nobody measured them; a single number may be of all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Begun:
     """The beginning of a response that was stopped before its end, to be continued."""
@@ -245,6 +249,8 @@ class Rollout:
     `ends_in` is set if the conversation goes on in another row, because its history was written anew: the sample index
     of the row in which it ends. A reward scores that row, and the score counts for all of them. `history` is what was
     said in earlier rows, which this one's prompt contains.
+    `turn_seconds` says for each of the `turns` how long it took, to sample or to answer it; it is empty where nobody
+    measured that. Times differ from run to run, so no two rollouts differ by them.
     `policy_version` counts the weights that sampled it. If these changed within the response (`partial`), it is the
     first version, and `versions` has all of them; otherwise `versions` is empty.
     """
@@ -269,6 +275,7 @@ class Rollout:
     ends_in: int | None = None
     history: tuple[Message, ...] = ()
     branch: int = 0
+    turn_seconds: tuple[Seconds, ...] = field(default=(), compare=False)
 
     @property
     def is_greedy(self) -> bool:
@@ -344,6 +351,7 @@ class Rollout:
             "status_detail": self.status_detail,
             **({"versions": [list(start) for start in self.versions]} if self.versions else {}),
             **({"turns": [turn.to_dict() for turn in self.turns]} if self.turns else {}),
+            **({"turn_seconds": [list(seconds) for seconds in self.turn_seconds]} if self.turn_seconds else {}),
             **({} if self.environment_reward is None else {"environment_reward": self.environment_reward}),
             **({} if self.ends_in is None else {"ends_in": self.ends_in}),
             **({"history": [message.to_dict() for message in self.history]} if self.history else {}),
@@ -368,6 +376,7 @@ class Rollout:
             "versions": tuple((first, version) for first, version in row.get("versions", ())),
             "turns": tuple(Turn.from_dict(turn) for turn in row.get("turns", ())),
             "history": tuple(Message.from_dict(message) for message in row.get("history", ())),
+            "turn_seconds": tuple(tuple(seconds) for seconds in row.get("turn_seconds", ())),
         }
         return Rollout(**{**row, **typed})
 

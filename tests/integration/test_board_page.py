@@ -59,7 +59,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     write_step(evil, 2, [line(0, 0, 1.0, **{**fields, "kept": False}), line(0, 1, 0.0, domain="other")])
     add_note(evil, EVIL, "step", 2, 0)
+    write_talk(folder / "talk")
     return folder
+
+
+def write_talk(run: Path) -> None:
+    """A run with one response: a call, its result, and an answer with the last words of an environment."""
+    said = [{"role": "assistant", "content": "a"}], [{"role": "tool", "name": "python", "content": "b"}]
+    last = [{"role": "assistant", "content": "c"}, {"role": "user", "content": "right"}]
+    turns = [
+        {"author": author, "start": k, "stop": k + 1, "messages": messages}
+        for k, (author, messages) in enumerate((("policy", said[0]), ("tool", said[1]), ("policy", last)))
+    ]
+    times = {"turns": turns, "turn_seconds": [[1.26], [0.42], [0.5, 0.0123]]}
+    write_rows(run, {"step": 1, "reward/mean": 1.0}, {"step": 2, "reward/mean": 2.0})
+    write_step(run, 1, [line(0, 0, 1.0, token_entropy=[0.5, 0.0, 2.0], **times)])
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +151,21 @@ def test_the_timeline_of_the_last_steps(page: Any, url: str) -> None:
     page.wait_for_selector("text=Nothing is recorded of these steps.")
     page.locator('[aria-label="Later in the timeline"]').click()
     page.wait_for_selector("text=follows the run")
+
+
+def test_turns_have_their_times_and_tokens_their_entropy(page: Any, url: str) -> None:
+    page.goto(f"{url}/#run=talk&kind=step&step=1&group=0")
+    page.wait_for_selector(".turn .token")
+    heads = ["turn 1 · 1.3 s", "tool: python · 0.42 s", "turn 2 · 0.5 s", "environment · 12 ms"]
+    assert page.locator(".turn .role").all_text_contents() == heads
+    total = "2.2 s in all: policy 1.8 s, tools 0.42 s (19 %), environment 12 ms (1 %)"
+    assert page.locator(".times").inner_text() == total
+    page.locator("button", has_text="entropy").click()
+    page.wait_for_selector(".key:has-text('2 nats')")
+    shades = [token.evaluate("node => node.style.background") for token in page.locator(".turn .token").all()]
+    assert [shade.rpartition(", ")[2] for shade in shades] == ["0.188)", "0.750)"]
+    page.goto(f"{url}/#run=first&kind=step&step=1&group=0")
+    page.wait_for_selector("#drill button[disabled]:has-text('entropy')")
 
 
 def test_no_text_of_a_run_becomes_markup(page: Any, url: str) -> None:

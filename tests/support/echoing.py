@@ -52,7 +52,8 @@ class Echo:
         if self.fails.get(key[1]) == number:
             self.put(key, Answer(message, ends=FinishReason.FAILED, failed="it broke"))
         elif number <= self.calls:
-            self.put(key, Answer(message, self.tokens, messages=(Message("tool", "echo"),), reward=float(number)))
+            said = (Message("tool", "echo"),)
+            self.put(key, Answer(message, self.tokens, messages=said, reward=float(number), seconds=(0.25,)))
         else:
             self.put(key, Answer(message, ends=self.ends))
 

@@ -11,6 +11,7 @@ step, prompt id and turn, sample index, position in the turn), so it does not de
 from __future__ import annotations
 
 import sys
+import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from burnish.types import (
     RewardStatus,
     Rollout,
     RolloutRequest,
+    Seconds,
     TokenPart,
     Turn,
 )
@@ -59,7 +61,7 @@ class Answer:
 
     message: the policy's turn, parsed for tools and rewards. tokens: the tokens of `messages`, to be appended; or, if
     `is_whole`, of the whole conversation so far, whose history was rewritten. messages: the last words, if it ends.
-    reward: of the policy's turn. failed: why the environment cannot go on.
+    reward: of the policy's turn. failed: why the environment cannot go on. seconds: that `messages` took.
     """
 
     message: Message
@@ -70,6 +72,7 @@ class Answer:
     ends: FinishReason | None = None
     reward: float | None = None
     failed: str = ""
+    seconds: Seconds = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,26 +138,29 @@ class Talk:
 @dataclass(slots=True)
 class GrowingRow:
     """The tokens after a prompt: turns of the policy, and what others say in between. versions: of the weights that
-    sampled it, each with the position of its first token."""
+    sampled it, each with the position of its first token. seconds: of each turn."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
+    seconds: list[Seconds] = field(default_factory=list)
 
-    def say(self, turn: Rollout, message: Message) -> None:
-        """Append a turn of the policy, which means this message."""
+    def say(self, turn: Rollout, message: Message, seconds: float) -> None:
+        """Append a turn of the policy, which means this message and took so long to sample."""
         if not self.versions or self.versions[-1][1] != turn.policy_version:
             self.versions.append((len(self.tokens), turn.policy_version))
         self.tokens += turn.response_tokens
         self.logprobs += turn.rollout_logprobs
         self.turns.append(Turn("policy", len(self.tokens) - len(turn.response_tokens), len(self.tokens), (message,)))
+        self.seconds.append((seconds,))
 
-    def hear(self, tokens: Sequence[int], author: Author, messages: Sequence[Message]) -> None:
+    def hear(self, tokens: Sequence[int], author: Author, messages: Sequence[Message], seconds: Seconds) -> None:
         """Append tokens that were not sampled."""
         self.turns.append(Turn(author, len(self.tokens), len(self.tokens) + len(tokens), tuple(messages)))
         self.tokens += tokens
         self.logprobs += [0.0] * len(tokens)
+        self.seconds.append(seconds)
 
     def rollout(self, request: RolloutRequest, sample_index: int, reason: FinishReason, version: int) -> Rollout:
         """Make a rollout of all tokens, as one response. version: of the weights, if none has sampled."""
@@ -169,6 +175,7 @@ class GrowingRow:
             policy_version=self.versions[0][1] if self.versions else version,
             versions=tuple(self.versions) if len(self.versions) > 1 else (),
             turns=tuple(self.turns),
+            turn_seconds=tuple(self.seconds),
         )
 
 
@@ -238,10 +245,10 @@ class Conversation:
         if event.failed:
             self.reason, self.failed = FinishReason.FAILED, event.failed
 
-    def say(self, turn: Rollout) -> None:
+    def say(self, turn: Rollout, seconds: float) -> None:
         """Append a turn of the policy. One that is cut ends the conversation."""
         turn = cut_to(self.most_tokens - len(self.row.tokens), turn, self.decode)
-        self.row.say(turn, Message("assistant", turn.response))
+        self.row.say(turn, Message("assistant", turn.response), seconds)
         self.response = turn.response
         self.num_spoken += 1
         if turn.finish_reason is FinishReason.LENGTH:
@@ -260,6 +267,7 @@ class Conversation:
         last_words = () if answer.ends is None else answer.messages
         turns = self.row.turns
         turns[-1] = replace(turns[-1], messages=(answer.message, *last_words), reward=answer.reward)
+        self.row.seconds[-1] += () if answer.ends is None else answer.seconds
         if answer.is_whole:
             answer = self._appended(answer)
         after = len(answer.tokens) + (-len(self.request.prompt_tokens) if answer.is_whole else len(self.row.tokens))
@@ -272,7 +280,7 @@ class Conversation:
         elif answer.is_whole:
             self._go_on_elsewhere(answer)
         else:
-            self.row.hear(answer.tokens, answer.author, answer.messages)
+            self.row.hear(answer.tokens, answer.author, answer.messages, answer.seconds)
 
     def _appended(self, answer: Answer) -> Answer:
         """The answer as tokens to append, if the whole conversation repeats its history unchanged."""
@@ -435,14 +443,14 @@ class _RoundTable:
 
     def _speak(self, ready: Sequence[Conversation]) -> None:
         """Sample the next turn of each, and begin to answer it as soon as the engine reports its end."""
-        by_key = {one.key: one for one in ready}
+        by_key, began = {one.key: one for one in ready}, time.monotonic()
 
         def say(turns: Sequence[Rollout]) -> None:
             for turn in turns:
                 one = by_key.pop((turn.group_id, turn.sample_index), None)
                 if one is None:  # an engine may report a response early, and then return it
                     continue
-                one.say(turn)
+                one.say(turn, time.monotonic() - began)
                 if one.reason is None:
                     self.answerer.begin(one.key, turn, one.num_spoken)
                 else:

@@ -32,7 +32,7 @@ from burnish.data.chat import turns_of
 from burnish.data.histories import HistoryEncoder, opened
 from burnish.errors import DataError, OutageError
 from burnish.outside.frames import GarbledError
-from burnish.types import Author, FinishReason, Json, Message, Metric, Prompt, Reduction, Rollout
+from burnish.types import Author, FinishReason, Json, Message, Metric, Prompt, Reduction, Rollout, Seconds
 
 MAX_SEED = 2**31 - 1
 _SEED_STRIDE = 1_000_003
@@ -476,13 +476,16 @@ class _Answers:
 
     def _stepped(self, line: _Line, message: Mapping[str, Any]) -> None:
         heard, reward = (Message("user", text(message, "text")),), number(message, "reward")
+        seconds = (number(message, "seconds"),)
         ended, is_cut = flag(message, "ended"), count(message, "cut") > 0
         self._done(line)
         self._partner.count(steps_cut=float(is_cut))
         if ended:
-            self._events[line.key] = Answer(_said(line), messages=heard, ends=FinishReason.STOP, reward=reward)
+            self._events[line.key] = Answer(
+                _said(line), messages=heard, ends=FinishReason.STOP, reward=reward, seconds=seconds
+            )
         else:
-            self._append(line, heard, (), "environment", reward)
+            self._append(line, heard, (), "environment", reward, seconds)
 
     def _settle(self, line: _Line) -> None:
         """Answer the turn if all of its calls have results."""
@@ -498,12 +501,12 @@ class _Answers:
             identity = line.identity(index)
             messages.append(Message("tool", result.text, extra={"name": name, "tool_call_id": identity}))
             calls.append({"id": identity, **ToolCall(name, {}).to_dict()})
-        failed = sum(result.failed for result in results)
+        failed, seconds = sum(result.failed for result in results), tuple(result.seconds for result in results)
         if line.ended:
             self._events[line.key] = Answer(
-                _said(line), messages=tuple(messages), ends=FinishReason.STOP, reward=line.reward
+                _said(line), messages=tuple(messages), ends=FinishReason.STOP, reward=line.reward, seconds=seconds
             )
-        elif not self._append(line, messages, calls, "tool", line.reward):
+        elif not self._append(line, messages, calls, "tool", line.reward, seconds):
             failed = len(results)
         self._partner.count(failed=failed, cut=sum(result.cut > 0 for result in results))
 
@@ -514,6 +517,7 @@ class _Answers:
         calls: Sequence[Mapping[str, Json]],
         author: Author,
         reward: float | None,
+        seconds: Seconds,
     ) -> bool:
         """Let the conversation go on with these messages. Results that cannot be written, because a template or
         tokenizer refuses them, are replaced by a note that says so; whether they could."""
@@ -536,7 +540,9 @@ class _Answers:
             except DataError as error:
                 why = why or error.message
                 continue
-            self._events[line.key] = Answer(_said(line), tokens, author, tuple(some), is_whole, reward=reward)
+            self._events[line.key] = Answer(
+                _said(line), tokens, author, tuple(some), is_whole, reward=reward, seconds=seconds
+            )
             return not why
         self._lose(line, why)
         return False

@@ -21,7 +21,7 @@ from typing import Any
 
 from burnish.agents.conversation import ConversationKey
 from burnish.agents.environments.host import ConversationHost
-from burnish.agents.environments.messages import count, flag, text
+from burnish.agents.environments.messages import count, flag, number, text
 from burnish.agents.environments.warm_parent import ConversationProcess
 from burnish.agents.tools.calls import ServedTools, ToolCall
 from burnish.agents.tools.results import ToolResult, error_of, result_of
@@ -86,7 +86,7 @@ class Caller:
 @dataclass(slots=True, eq=False)
 class CallUnderWay:
     """A call that waits or runs. index: among the calls of its turn. seed: of a function. after: the calls to make
-    next. done: nobody waits for its result any more."""
+    next. begun: time of its start. done: nobody waits for its result any more."""
 
     caller: Caller
     tool: Tool
@@ -94,6 +94,7 @@ class CallUnderWay:
     index: int
     seed: int
     after: CallUnderWay | None = None
+    begun: float | None = None
     deadline: float = math.inf
     process: ConversationProcess | None = None
     done: bool = False
@@ -194,7 +195,8 @@ class ToolCalls:
 
     def _start(self, call: CallUnderWay) -> None:
         served = call.tool.served
-        call.deadline = time.monotonic() + call.tool.limits.seconds + (0.0 if served is None else LATE_SECONDS)
+        call.begun = time.monotonic()
+        call.deadline = call.begun + call.tool.limits.seconds + (0.0 if served is None else LATE_SECONDS)
         self.next_deadline = min(self.next_deadline, call.deadline)
         self._running.add(call)
         if served is None:
@@ -220,6 +222,7 @@ class ToolCalls:
             result = result_of(served.call(key, asked.name, asked.arguments, call.tool.limits.seconds), self.limit)
         except BaseException as error:  # noqa: BLE001  boundary: a tool may raise anything
             result = replace(error_of(error, self.limit), timed_out=isinstance(error, TimeoutError))
+        result = _timed(call, result)  # here, because whoever takes it may be sampling now
         try:
             if call.caller.over:  # it ended meanwhile, perhaps before the call had opened its state
                 served.end(key)
@@ -241,7 +244,7 @@ class ToolCalls:
             call.tool.free(call)
         if not call.done:
             call.done = True
-            self._found.append((call, result))
+            self._found.append((call, _timed(call, result)))
             if call.after is not None:
                 self._waiting[call.tool].append(call.after)
 
@@ -262,6 +265,13 @@ def _heard(process: ConversationProcess, limit: int) -> tuple[ToolResult | None,
     return result, clean
 
 
+def _timed(call: CallUnderWay, result: ToolResult) -> ToolResult:
+    """The result with the seconds since its call began, unless they are known."""
+    if result.seconds is not None or call.begun is None:
+        return result
+    return replace(result, seconds=time.monotonic() - call.begun)
+
+
 def _error(why: str, limit: int, *, timed_out: bool = False) -> ToolResult:
     return replace(result_of(f"Error: {why}", limit), failed=True, timed_out=timed_out)
 
@@ -269,4 +279,5 @@ def _error(why: str, limit: int, *, timed_out: bool = False) -> ToolResult:
 def result_in(message: Mapping[str, Any]) -> ToolResult:
     """Read the result of a call from a process's message. GarbledError if it is not a result."""
     failed, told = flag(message, "failed_call"), flag(message, "told")
-    return ToolResult(text(message, "text"), failed, count(message, "cut"), told=told)
+    seconds = number(message, "seconds")
+    return ToolResult(text(message, "text"), failed, count(message, "cut"), told=told, seconds=seconds)

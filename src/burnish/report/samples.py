@@ -12,7 +12,15 @@ from typing import Any, Literal, NotRequired, TypedDict
 from burnish.errors import DataError
 from burnish.observability.recorder import RecordedLine, each_rollout, num_sampled, recorded_files, sampled_mask
 from burnish.report.charts import evenly
-from burnish.report.turns import ShownTurn, by_text, cut_turns, shortened, shown_turns, spoken
+from burnish.report.turns import (
+    ShownTurn,
+    by_text,
+    cut_turns,
+    seconds_by_author,
+    shortened,
+    shown_turns,
+    spoken,
+)
 from burnish.types import Json
 
 TOKEN_NUMBERS: tuple[Literal["logprobs", "advantages", "values", "returns"], ...] = (
@@ -43,7 +51,7 @@ class ShownResponse(TypedDict):
     """A response on the page; numbers of its tokens where they were recorded.
 
     count: sampled tokens; `given`: tokens of tools and environments, in a response with `turns`. seen: the prompt with
-    its environment's additions, if it differs from the group's.
+    its environment's additions, if it differs from the group's. seconds: of the turns of each author.
     """
 
     sample: int | str
@@ -66,6 +74,7 @@ class ShownResponse(TypedDict):
     turns: NotRequired[list[ShownTurn]]
     environment: NotRequired[float | str]
     seen: NotRequired[str]
+    seconds: NotRequired[dict[str, float]]
 
 
 class Group(TypedDict):
@@ -179,6 +188,8 @@ def _add_turns(entry: ShownResponse, line: RecordedLine) -> None:
     entry["given"] = len(line["response_tokens"]) - entry["count"]
     if "token_texts" not in line:
         entry["tokens"], entry["turns"] = spoken(line), by_text(entry["turns"])
+    if totals := seconds_by_author(line):
+        entry["seconds"] = {author: _short(seconds, 3) for author, seconds in totals.items()}
     if line.get("environment_reward") is not None:
         entry["environment"] = _short(line["environment_reward"])
 

@@ -28,7 +28,8 @@ class ShownMessage(TypedDict):
 
 class ShownTurn(TypedDict):
     """The tokens from `start` up to `stop` of a response, by one author. `calls`: of a turn of the policy; `messages`:
-    of a tool or an environment, which may also speak at the end of the policy's last turn."""
+    of a tool or an environment, which may also speak at the end of the policy's last turn. seconds: of the policy, then
+    of each message, or of all of them."""
 
     author: str
     start: int
@@ -36,11 +37,24 @@ class ShownTurn(TypedDict):
     calls: list[ShownCall]
     messages: list[ShownMessage]
     reward: NotRequired[float | str]
+    seconds: NotRequired[list[float | None]]
 
 
 def shown_turns(line: RecordedLine) -> list[ShownTurn]:
     """The turns of a recorded response; empty if it is a single one."""
-    return [_shown(turn) for turn in line.get("turns", ())]
+    turns = line.get("turns", ())
+    times = line.get("turn_seconds") or [()] * len(turns)  # earlier versions recorded none
+    return [_shown(turn, seconds) for turn, seconds in zip(turns, times, strict=True)]
+
+
+def seconds_by_author(line: RecordedLine) -> dict[str, float]:
+    """Seconds that each author's turns took together, calls side by side added up; empty if none was recorded."""
+    totals: dict[str, float] = {}
+    for turn in shown_turns(line):
+        for index, seconds in enumerate(turn.get("seconds", ())):
+            author = "environment" if turn["author"] == "policy" and index else turn["author"]  # its last words
+            totals[author] = totals.get(author, 0.0) + (seconds or 0.0)
+    return totals
 
 
 def spoken(line: RecordedLine) -> list[str]:
@@ -80,7 +94,7 @@ def cut_turns(turns: Sequence[ShownTurn], tokens: int, share: float) -> list[Sho
     ]
 
 
-def _shown(turn: Mapping[str, Any]) -> ShownTurn:
+def _shown(turn: Mapping[str, Any], seconds: Sequence[float | None]) -> ShownTurn:
     messages = turn["messages"]
     shown: ShownTurn = {
         "author": turn["author"],
@@ -97,6 +111,8 @@ def _shown(turn: Mapping[str, Any]) -> ShownTurn:
     if "reward" in turn:
         reward = turn["reward"]
         shown["reward"] = float(f"{reward:.4g}") if isinstance(reward, float) else reward
+    if seconds:
+        shown["seconds"] = [None if one is None else float(f"{one:.3g}") for one in seconds]
     return shown
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from echoing import OBSERVED, Echo, Key
 
+from burnish.agents import conversation
 from burnish.agents.conversation import Answer, ConversingEngine, Talk
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
@@ -102,6 +104,27 @@ def test_turns_and_answers_alternate() -> None:
     assert rollout.response == "said 1"
     assert rollout.finish_reason is FinishReason.STOP
     assert rollout.prompt_id == "p"
+
+
+def test_each_turn_has_its_seconds_which_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine tells of sample 1 after two seconds, and returns sample 2 a second later."""
+    clock = [0.0]
+    monkeypatch.setattr(conversation, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    class Slow(Script):
+        def generate(self, *given: Any, on_finished: Any = None, **more: Any) -> list[Rollout]:
+            clock[0] += 2.0
+            said = super().generate(*given, on_finished=on_finished, **more)
+            clock[0] += 1.0
+            return said
+
+    first, second = ask(engine_of(Slow(), Echo(calls=1)), request("p", 0, 1, 2))
+    assert first.turn_seconds == ((2.0,), (0.25,), (2.0,))
+    assert second.turn_seconds == ((3.0,), (0.25,), (3.0,))
+    restored = Rollout.from_dict(first.to_dict())
+    assert restored.turn_seconds == first.turn_seconds
+    older = {name: value for name, value in first.to_dict().items() if name != "turn_seconds"}
+    assert Rollout.from_dict(older) == restored == replace(first, turn_seconds=((9.0,),) * 3)
 
 
 def test_the_engine_sees_exactly_what_is_trained_on() -> None:

@@ -418,6 +418,16 @@ def test_a_tool_that_hangs_is_ended_and_the_others_results_are_there_in_order(
         assert [results(one) for one in again] == [["4"], ["6"]]
 
 
+def test_every_call_that_was_made_has_its_seconds(tools: ConversationHost) -> None:
+    """As its process or the limit says; a call that cannot be made has none."""
+    with talking(tools, call_seconds=0.5) as talker:
+        (answer,) = talker.say(call("add", a=1, b=2) + call("unknown") + call("hang"))
+        quick, unmade, hung = answer.seconds
+        assert unmade is None
+        assert quick > 0
+        assert hung >= 0.5
+
+
 def test_megabytes_are_cut_and_counted(tools: ConversationHost) -> None:
     with talking(tools, result_characters=100) as talker:
         (answer,) = talker.say(call("big", characters=50_000_000) + call("big", characters=100))
@@ -711,6 +721,7 @@ def test_a_game_answers_texts_and_pays(game: ConversationHost) -> None:
         assert prompt == "<|im_start|>user\nHello. Guess!<|im_end|><|im_start|>assistant\n"
         (answer,) = talker.say("a")
         assert (answer.author, results(answer), answer.reward) == ("environment", ["heard a"], 1.5)
+        assert len(answer.seconds) == 1
         (last,) = talker.say("bye")
         assert (last.ends, last.reward) == (FinishReason.STOP, 1.5)
         assert talker.finish(0) == [Closed(2.0)]

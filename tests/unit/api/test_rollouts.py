@@ -64,7 +64,7 @@ def test_every_field_of_a_rollout_is_read_back(tmp_path: Path) -> None:
     given: dict[str, Any] = dict(
         reward_parts={"exact": 1.0}, token_rewards=(0.0, 0.5, 0.0, 1.0), status_detail="late",
         versions=((0, 3), (2, 4)), turns=TURNS, environment_reward=0.25, ends_in=3, history=(Message("user", "x"),),
-        branch=1,
+        branch=1, turn_seconds=((1.5,), (None, 0.25), (0.5,)),
     )  # fmt: skip
     found = read_back(tmp_path, **given)
     assert {name: getattr(found, name) for name in given} == given

@@ -32,6 +32,7 @@ LINE: Changes = {
     "reward_parts": {"exact": 1.0},
     "old_logprobs": [-0.5, -0.25],
     "token_advantages": [1.0, 1.0],
+    "turn_seconds": [[0.5]],
 }
 ROW: Changes = {"reward/mean": 0.5, "policy/loss": 0.125, "policy/grad_norm": 2.0, "time/step_seconds": 1.0}
 
@@ -62,7 +63,8 @@ def part(tmp_path: Path) -> Callable[..., FirstDifference | None]:
 
 
 def test_equal_runs_have_no_first_difference(part: Callable[..., FirstDifference | None]) -> None:
-    assert part({}, {"time/step_seconds": 9.0, "eval/accuracy": 0.5}) is None  # of one run alone: nothing to compare
+    row = {"time/step_seconds": 9.0, "eval/accuracy": 0.5}  # the second of one run alone: nothing to compare
+    assert part({"turn_seconds": [[9.0]]}, row) is None
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,16 @@ def test_last_words_stand_in_the_turn_that_they_answer(tmp_path: Path) -> None:
     assert response["turns"][2]["messages"] == [{"name": "", "text": "right"}]
 
 
+def test_each_turn_is_shown_with_its_seconds(tmp_path: Path) -> None:
+    """Last words count for the environment, and a call that nobody measured for nothing."""
+    words = (Message("assistant", "it is 42"), Message("user", "right"))
+    turns = (*talk().turns[:2], replace(talk().turns[2], messages=words))
+    seconds = ((1.25,), (0.25, None, 0.5), (0.5, 0.1234))
+    (response,) = record(tmp_path, talk(turns=turns, turn_seconds=seconds))
+    assert [turn["seconds"] for turn in response["turns"]] == [[1.25], [0.25, None, 0.5], [0.5, 0.123]]
+    assert response["seconds"] == {"policy": 1.75, "tool": 0.75, "environment": 0.123}
+
+
 def test_numbers_are_those_of_sampled_tokens(tmp_path: Path) -> None:
     masked = (0.5, 0.5, 0.0, 0.0, 0.0, 0.5, 0.5)
     (response,) = record(tmp_path, talk(), advantage=0.5, token_advantages=masked, token_values=masked)

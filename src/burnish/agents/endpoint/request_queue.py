@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -17,13 +18,14 @@ from burnish.outside.listening import RefusedError
 @dataclass(slots=True, eq=False)
 class Order:
     """A request of a trajectory, and the future of its answer. sample: number of this answer to the request.
-    is_withdrawn: nobody waits for it any more."""
+    is_withdrawn: nobody waits for it any more. came: time of its arrival."""
 
     trajectory: str
     asked: TurnRequest | RewardCall
     sample: int = 0
     answer: Future[Reply | None] = field(default_factory=Future)
     is_withdrawn: bool = False
+    came: float = field(default_factory=time.monotonic)
 
     def withdraw(self) -> None:
         """Mark that its client has gone."""

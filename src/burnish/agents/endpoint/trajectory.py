@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -52,7 +53,7 @@ class Branch(GrowingRow):
     """A row with its prompt.
 
     messages: the history with which a request must begin to go on from here; None if its requests had no messages.
-    text: the same for texts. speaks: a turn is being sampled.
+    text: the same for texts. speaks: a turn is being sampled. replied: time of the last one.
     """
 
     number: int
@@ -63,6 +64,7 @@ class Branch(GrowingRow):
     text: str | None = None
     points: list[_Point] = field(default_factory=list)
     speaks: bool = False
+    replied: float = 0.0
     reason: FinishReason = FinishReason.STOP
 
     @property
@@ -133,8 +135,9 @@ class Trajectory:
     def num_spoken(self) -> int:
         return sum(branch.num_spoken for branch in self.branches)
 
-    def next_turn(self, asked: TurnRequest) -> NextTurn:
-        """The branch that goes on, or a new one. RefusedError if there is no room for another turn."""
+    def next_turn(self, asked: TurnRequest, came: float) -> NextTurn:
+        """The branch that goes on, or a new one. RefusedError if there is no room for another turn. came: time of the
+        request; since the last turn, its agent was busy with what the branch hears now."""
         if sum(branch.num_spoken + branch.speaks for branch in self.branches) >= self.room.turns:
             self.limited = FinishReason.TURNS
             raise RefusedError(
@@ -149,7 +152,7 @@ class Trajectory:
                 branch, heard = self._tokens(asked)
         most = self._room_for(branch, len(heard[0]) if heard else 0)
         if heard:
-            branch.hear(*heard)
+            branch.hear(*heard, (max(0.0, came - branch.replied),))
         if branch not in self.branches:
             self.branches.append(branch)
         if isinstance(asked, ChatRequest):
@@ -174,14 +177,14 @@ class Trajectory:
             sample_indices=(self.sample_index,),
         )
 
-    def say(self, turn: NextTurn, rollout: Rollout) -> Said:
-        """Append the sampled turn, up to the requested length."""
+    def say(self, turn: NextTurn, rollout: Rollout, seconds: float) -> Said:
+        """Append the sampled turn, up to the requested length, and the seconds that it took."""
         branch, rollout = turn.branch, cut_to(turn.most_tokens, rollout, self.speech.decode)
         tokens, is_cut = rollout.response_tokens, rollout.finish_reason is FinishReason.LENGTH
         text = _before(rollout.response, turn.stop)
         message = self.speech.read(text, branch.tools if turn.calls else (), self._number_of_turn(branch))
-        branch.say(rollout, message)
-        branch.speaks = False
+        branch.say(rollout, message, seconds)
+        branch.speaks, branch.replied = False, time.monotonic()
         # An agent that asks for a short turn has not run into a limit of the run.
         is_full = self._left(branch) <= 0 or len(tokens) >= self.room.turn_tokens
         branch.reason = FinishReason.LENGTH if is_cut and is_full else FinishReason.STOP
@@ -217,7 +220,8 @@ class Trajectory:
         spoken = [number for number, turn in enumerate(branch.turns, start=1) if turn.author == "policy"]
         turns = branch.turns[: max(spoken, default=0)]
         end = turns[-1].stop if turns else 0
-        said = GrowingRow(branch.tokens[:end], branch.logprobs[:end], turns, branch.versions)
+        seconds = branch.seconds[: len(turns)]
+        said = GrowingRow(branch.tokens[:end], branch.logprobs[:end], turns, branch.versions, seconds)
         reason = self.limited if self.limited is not None and branch is self._last else branch.reason
         request = replace(self.request, parts=(TokenPart(branch.prompt_tokens),))
         return replace(

@@ -78,7 +78,7 @@ class TurnSampler:
             return None
         assert not isinstance(order.asked, RewardCall)
         try:
-            return _Begun(order, order.asked, trajectory, trajectory.next_turn(order.asked))
+            return _Begun(order, order.asked, trajectory, trajectory.next_turn(order.asked, order.came))
         except RefusedError as error:
             refused = error
         except RecursionError:  # of tools or arguments, when they are written
@@ -90,14 +90,14 @@ class TurnSampler:
         return None
 
     def _sample(self, some: Sequence[_Begun], sampling: Sampling, seed: int, heard: Heard) -> None:
-        waiting = dict(enumerate(some))
+        waiting, began = dict(enumerate(some)), time.monotonic()
 
         def say(rollouts: Sequence[Rollout]) -> None:
             for rollout in rollouts:
                 begun = waiting.pop(rollout.group_id, None)
                 if begun is None:  # an engine may report a response early, and then return it
                     continue
-                begun.order.reply(self._reply(begun, rollout))
+                begun.order.reply(self._reply(begun, rollout, time.monotonic() - began))
                 heard(begun.order)
 
         def stopped() -> bool:
@@ -112,10 +112,10 @@ class TurnSampler:
                 heard(waiting.pop(place).order)
             requests = [request for request in rest if request.group_id not in gone]
 
-    def _reply(self, begun: _Begun, rollout: Rollout) -> Reply:
+    def _reply(self, begun: _Begun, rollout: Rollout, seconds: float) -> Reply:
         prompt, named, text = begun.turn.prompt, begun.asked.wish.prompt_logprobs, begun.trajectory.speech.text
         scored = None if self.score is None or named is None else prompt_body(prompt, self.score(prompt, named), text)
-        said = begun.trajectory.say(begun.turn, rollout)
+        said = begun.trajectory.say(begun.turn, rollout, seconds)
         return Reply(
             asked=begun.asked,
             said=said,

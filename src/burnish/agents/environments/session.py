@@ -11,6 +11,7 @@ import contextlib
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,16 +70,19 @@ class Session:
                     send({"opening": self._open(request["row"], request["seed"])})
                 case "call":
                     _seed(request["seed"])  # whichever process serves the call, a tool draws the same numbers
+                    began = time.monotonic()
                     result = self._call_plain(self.tools[request["name"]], request["arguments"], request["limit"])
-                    send({**_told(result), "clean": not has_children()})
+                    send({**_told(result, began), "clean": not has_children()})
                 case "calls":
                     self._call_all(request["calls"], request["limit"], send)
                 case "step":
                     assert self.environment is not None
+                    began = time.monotonic()
                     step = self.environment.step(request["text"])
                     result = result_of(step.text, request["limit"])
                     ended = step.ended or self.environment.ended()
-                    send({"text": result.text, "cut": result.cut, "reward": step.reward, "ended": ended})
+                    told = {"text": result.text, "cut": result.cut, "seconds": time.monotonic() - began}
+                    send({**told, "reward": step.reward, "ended": ended})
                 case "reward":  # the end of a conversation: another one may follow
                     assert self.environment is not None
                     reward = self.environment.reward()
@@ -114,9 +118,10 @@ class Session:
         last: list[dict[str, Any]] = []
         for index, name, arguments in calls:
             send(*last)
+            began = time.monotonic()
             step, result = self._call_environment(name, arguments, limit)
             steps += [] if step is None else [step]
-            last = [{"result": index, **_told(result)}]
+            last = [{"result": index, **_told(result, began)}]
         rewards = [step.reward for step in steps if step.reward is not None]
         ended = any(step.ended for step in steps) or self.environment.ended()
         send(*last, {"called": True, "ended": ended, "reward": sum(rewards) if rewards else None})
@@ -145,8 +150,9 @@ def _send(channel: socket.socket, number: str, *messages: Mapping[str, Any]) -> 
     channel.sendall(b"".join(encode({**message, "number": number}) for message in messages))
 
 
-def _told(result: ToolResult) -> dict[str, Any]:
-    return {"text": result.text, "failed_call": result.failed, "cut": result.cut, "told": result.told}
+def _told(result: ToolResult, began: float) -> dict[str, Any]:
+    told = {"text": result.text, "failed_call": result.failed, "cut": result.cut, "told": result.told}
+    return {**told, "seconds": time.monotonic() - began}
 
 
 def _whole(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from burnish.agents.tools.calls import ToolError
 
@@ -18,7 +18,7 @@ class ToolResult:
     """The text that a model gets for a call. `cut` counts the characters that were left out of it.
 
     failed: the only result of the call is this error. told: the tool itself reported a wrong call, by a ToolError.
-    timed_out: the call ran out of time.
+    timed_out: the call ran out of time. seconds: that it took, where it was made.
     """
 
     text: str
@@ -26,6 +26,7 @@ class ToolResult:
     cut: int = 0
     told: bool = False
     timed_out: bool = False
+    seconds: float | None = field(default=None, compare=False)
 
 
 def result_of(value: object, limit: int) -> ToolResult:

@@ -178,15 +178,34 @@ function givenSpan(response, index) {
   return span;
 }
 
+function duration(seconds) {
+  if (seconds >= 60) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
+  return seconds >= 0.1 ? `${Number(seconds.toPrecision(2))} s` : `${Number((1000 * seconds).toPrecision(2))} ms`;
+}
+
+function tookNode(seconds) {
+  return typeof seconds === "number" ? make("span", { class: "took" }, ` · ${duration(seconds)}`) : null;
+}
+
+function timesNode(response) {
+  // One line: how long the turns took, and the share of those who answered.
+  if (!response.seconds) return null;
+  const parts = Object.entries(response.seconds), all = parts.reduce((sum, [, seconds]) => sum + seconds, 0);
+  const told = parts.map(([author, seconds]) => `${author === "tool" ? "tools" : author} ${duration(seconds)}${author === "policy" || seconds < 0.005 * all || !all ? "" : ` (${Math.round((100 * seconds) / all)} %)`}`);
+  return make("p", { class: "meta times" }, told.length > 1 ? `${duration(all)} in all: ${told.join(", ")}` : told[0]);
+}
+
 function turnNode(response, turn, ordinal, scale) {
   const own = turn.author === "policy", indices = [];
   for (let i = turn.start; i < Math.min(turn.stop, response.tokens.length); i++) indices.push(i);
   const named = !own && turn.messages.length && turn.messages.every((message) => message.name);
-  const header = make("header", {}, named ? null : make("span", { class: "role" }, own ? `turn ${ordinal}` : turn.author),
+  const took = turn.seconds ?? [], later = own ? took.slice(1) : took, each = later.length === turn.messages.length;
+  const whole = own ? took[0] : each && named ? undefined : took.some((one) => one !== null) ? took.reduce((sum, one) => sum + (one ?? 0), 0) : undefined;
+  const header = make("header", {}, named && whole === undefined ? null : make("span", { class: "role" }, own ? `turn ${ordinal}` : turn.author, tookNode(whole)),
     turn.reward === undefined ? null : chip(`reward of the turn ${number(turn.reward)}`, "reward"));
   const author = own ? "environment" : turn.author;  // what stands in a turn of the policy was said at the end
-  const said = turn.messages.flatMap((message) => [message.name ? make("p", { class: "role" }, `${author}: ${message.name}`) :
-    own ? make("p", { class: "role" }, author) : null, folded(message.text)]);
+  const said = turn.messages.flatMap((message, i) => [message.name ? make("p", { class: "role" }, `${author}: ${message.name}`, tookNode(each ? later[i] : null)) :
+    own ? make("p", { class: "role" }, author, tookNode(each ? later[i] : null)) : null, folded(message.text)]);
   if (own) {
     return make("section", { class: "turn own" }, header, make("div", { class: "body" }, ...indices.map((i) => tokenSpan(response, i, scale))),
       ...turn.calls.map(callNode), ...said);
@@ -213,7 +232,7 @@ function responseCard(response, scale) {
     ? make("div", { class: "turns" }, response.seen ? seenNode(response.seen) : null, ...turnNodes(response, scale))
     : make("div", { class: "body" }, ...response.tokens.map((_, i) => tokenSpan(response, i, scale)));
   const detail = response.detail ? make("p", { class: "meta" }, response.detail) : null;
-  return make("article", { class: `response ${response.kept === false ? "dropped" : ""}` }, make("header", {}, ...chips(response)), body, detail);
+  return make("article", { class: `response ${response.kept === false ? "dropped" : ""}` }, make("header", {}, ...chips(response)), timesNode(response), body, detail);
 }
 
 function advantageScale(group) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -105,6 +106,19 @@ def test_what_is_repeated_goes_on_and_is_never_tokenised_again(talk: Talk) -> No
     assert (row.group_id, row.sample_index, row.finish_reason) == (7, 3, FinishReason.STOP)
     assert [request.name for request in talk.script.seen] == ["p", "p, turn 2", "p, turn 3"]
     check_rows(talk)
+
+
+def test_what_an_agent_did_between_two_turns_has_its_seconds(talk: Talk) -> None:
+    """One number, whatever it was: nobody sees inside of an agent."""
+    said = {"role": "assistant", **talk.chat([user("one")])}
+    talk.trajectory.branches[0].replied = time.monotonic() - 60.0
+    talk.chat([user("one"), said, user("two"), user("three")])
+    (row,) = talk.trajectory.rollouts()
+    (first,), (between,), (last,) = row.turn_seconds
+    assert first is not None
+    assert last is not None
+    assert between is not None
+    assert between >= 60.0 > first
 
 
 def test_calls_have_ids_and_their_results_follow(talk: Talk) -> None:

@@ -105,7 +105,9 @@ def test_a_conversation(asked: Asked) -> None:
     assert asked.ask("open", row={"opening": "Go."}, seed=5) == [{"opening": "Go."}]
     toy = asked.source.started[0]
     assert toy.seed == 5
-    assert asked.ask("step", text="hi", limit=100) == [{"text": "heard hi", "cut": 0, "reward": 1.0, "ended": False}]
+    (heard,) = asked.ask("step", text="hi", limit=100)
+    assert heard.pop("seconds") >= 0
+    assert heard == {"text": "heard hi", "cut": 0, "reward": 1.0, "ended": False}
     assert asked.ask("reward") == [{"reward": 3.0, "clean": True}]
     assert toy.closed == 1
     assert asked.session.environment is None  # another one may follow
@@ -141,6 +143,7 @@ def test_the_last_result_and_the_end_of_the_calls_are_sent_at_once(asked: Asked)
 
 def test_a_call_of_a_function(asked: Asked) -> None:
     (sent,) = asked.ask("call", name="plain", arguments={"a": 4}, limit=100, seed=1)
+    assert sent.pop("seconds") >= 0
     assert sent == {"text": "plain 4", "failed_call": False, "cut": 0, "told": False, "clean": True}
     (sent,) = asked.ask("call", name="plain", arguments={"a": 4, "b": 5}, limit=100, seed=1)
     assert sent["failed_call"]
