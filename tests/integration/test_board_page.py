@@ -40,8 +40,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for seed, name in enumerate(("first", "second")):
         rows = [
-            {"step": s, "reward/mean": s / 9 + seed, f"reward/part/{EVIL}": s / 8, EVIL: s % 3} for s in range(1, 10)
-        ]
+            {"step": s, "reward/mean": s / 9 + seed, f"reward/part/{EVIL}": s / 8, EVIL: s % 3,
+             "time/generate_seconds": float(s + seed * s), "time/update_seconds": 9.0 - s}
+            for s in range(1, 10)
+        ]  # fmt: skip
         write_rows(folder / name, *rows)
         (folder / name / "config.yaml").write_text(f"seed: {seed}\nsteps: 20\nmodel: {{path: {json.dumps(EVIL)}}}\n")
         spans = [["run", "update", 1.0, 3.0], [EVIL, EVIL, 2.0, 3.0]]
@@ -138,6 +140,20 @@ def test_two_seeds_become_a_band_and_one_prompt_is_seen_in_both(page: Any, url: 
     assert page.locator(".side h3").all_inner_texts() == ["first, step 5", "second, step 5"]
     page.locator("text=over training").first.click()
     page.wait_for_selector(".over button:has-text('9: 0.5')")
+
+
+def test_seconds_by_phase_are_a_bar_for_each_of_several_runs(page: Any, url: str) -> None:
+    """Means of 5 and 4, and of 10 and 4 seconds."""
+    page.goto(f"{url}/#run=first&run=second")
+    page.wait_for_selector(".bars rect")
+    assert page.locator(".bars text").all_text_contents() == ["first", "9 s", "second", "14 s"]
+    widths = [float(bar.get_attribute("width").rstrip("%")) for bar in page.locator(".bars rect").all()]
+    assert widths == pytest.approx([100 * seconds / 14 for seconds in (5, 4, 10, 4)])
+    page.locator(".bars rect").nth(2).hover()
+    page.wait_for_selector("#tooltip:has-text('second: generate')")
+    page.goto(f"{url}/#run=first")
+    page.wait_for_selector('[aria-label="Seconds by phase"] canvas')
+    assert page.locator(".bars").count() == 0
 
 
 def test_the_timeline_of_the_last_steps(page: Any, url: str) -> None:

@@ -52,11 +52,14 @@ class Charts(TypedDict):
 
 
 class Points(TypedDict):
-    """Points of a line: the steps, their places on the x axis, and the values."""
+    """Points of a line: the steps, their places on the x axis, and the values. total: sum of all values from step 1 on,
+    also of those without a point; count: number of these steps."""
 
     steps: list[int]
     x: list[float]
     y: list[float]
+    total: float
+    count: int
 
 
 def charts_of(tables: Sequence[MetricTable]) -> Charts:
@@ -92,13 +95,16 @@ def points(
     by_axis: dict[Axis, Sequence[float]] = {"step": table.steps, "tokens": table.tokens, "time": table.seconds}
     places = by_axis[axis]
     low = max(bisect_left(places, first), bisect_right(table.steps, after))
-    start, stop = bisect_left(column.rows, low), bisect_left(column.rows, bisect_right(places, last))
+    end, trained = bisect_right(places, last), max(low, bisect_left(table.steps, 1))
+    start, stop = bisect_left(column.rows, low), bisect_left(column.rows, end)
     picked = [start + i for i in peaks(column.values[start:stop], MOST_POINTS)]
     rows = [column.rows[i] for i in picked]
     return {
         "steps": [table.steps[row] for row in rows],
         "x": [_short(places[row]) for row in rows],
         "y": [_short(column.values[i]) for i in picked],
+        "total": _short(sum(column.values[bisect_left(column.rows, trained) : stop])),
+        "count": max(0, end - trained),
     }
 
 

@@ -93,12 +93,15 @@ def test_alarms_are_those_of_the_whole_file_however_it_was_read(tmp_path: Path) 
 
 def test_points_by_step_tokens_and_time(tmp_path: Path) -> None:
     table = table_of(tmp_path, *ROWS)
-    assert points(table, "eval/accuracy") == {"steps": [2, 4], "x": [2, 4], "y": [0.5, 0.75]}
+    assert points(table, "eval/accuracy") == {
+        **{"steps": [2, 4], "x": [2, 4], "y": [0.5, 0.75]},
+        **{"total": 1.25, "count": 3},
+    }
     assert points(table, "eval/accuracy", "tokens")["x"] == [30, 60]
     assert points(table, "reward/mean", "time")["x"] == [2, 5, 10]
     assert points(table, "reward/mean", after=1)["steps"] == [2, 4]
     assert points(table, "reward/mean", "time", first=3, last=6)["steps"] == [2]
-    assert points(table, "no/such") == {"steps": [], "x": [], "y": []}
+    assert points(table, "no/such") == {"steps": [], "x": [], "y": [], "total": 0, "count": 3}
 
 
 @pytest.mark.slow
@@ -108,6 +111,14 @@ def test_a_long_line_keeps_its_extremes_and_zooming_in_shows_every_point(tmp_pat
     assert len(whole["y"]) <= MOST_POINTS
     assert max(whole["y"]) == 1
     assert points(table, "loss", first=4_900, last=5_100)["steps"] == [*range(4_900, 5_101)]
+
+
+def test_totals_are_of_all_steps_that_are_shown(tmp_path: Path) -> None:
+    """Also of those without a point, but not of the evaluation before the first step."""
+    rows = [{"step": step, "time/x_seconds": 2.0 - step % 2} for step in range(2 * MOST_POINTS + 1)]
+    whole, later = (points(table_of(tmp_path, *rows), "time/x_seconds", after=after) for after in (-1, 1_000))
+    assert (whole["total"], whole["count"]) == (3.0 * MOST_POINTS, 2 * MOST_POINTS)
+    assert (later["total"], later["count"]) == (3.0 * MOST_POINTS - 1_500, 2 * MOST_POINTS - 1_000)
 
 
 def test_the_first_charts_are_what_matters_and_a_curve_is_drawn_once(tmp_path: Path) -> None:

@@ -289,8 +289,8 @@ async function refreshCurves(moved) {
       run.drawnGeneration = run.generation;
       run.added = anew ? 0 : (run.added ?? 0) + 1;
       for (const [metric, part] of Object.entries(found)) {
-        const before = anew ? { steps: [], x: [], y: [] } : state.loaded.get(`${name}\n${metric}`);
-        state.loaded.set(`${name}\n${metric}`, { steps: [...before.steps, ...part.steps], x: [...before.x, ...part.x], y: [...before.y, ...part.y] });
+        const before = anew ? { steps: [], x: [], y: [], total: 0, count: 0 } : state.loaded.get(`${name}\n${metric}`);
+        state.loaded.set(`${name}\n${metric}`, { steps: [...before.steps, ...part.steps], x: [...before.x, ...part.x], y: [...before.y, ...part.y], total: before.total + part.total, count: before.count + part.count });
       }
     }
     for (const chart of state.drawn.values()) if (chart.card.isConnected) chart.show(chosenRuns(), merged(chart));
@@ -535,7 +535,7 @@ $("theme").addEventListener("click", () => {
   const root = document.documentElement;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
-  for (const chart of state.drawn.values()) if (chart.lines.length) chart.draw();
+  for (const chart of state.drawn.values()) if (chart.lines.length || chart.bars.length) chart.draw();
 });
 $("key").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -79,11 +79,38 @@ function layersOf(lines) {
   });
 }
 
+function barsOf(spec, runs, points) {
+  // Of each run the mean of each layer over the steps that are shown. A phase that is missing in a step took no time.
+  return runs.map((run) => ({ run: run.name, parts: spec.lines.flatMap(({ label, metric }, colour) => {
+    const part = points[run.name]?.[metric];
+    return part?.count && part.total ? [{ label, metric, colour, count: part.count, mean: part.total / part.count }] : [];
+  }) })).filter(({ parts }) => parts.length);
+}
+
+function barsPicture(bars) {
+  // One bar for each run, as wide as its container.
+  const sum = ({ parts }) => parts.reduce((all, part) => all + part.mean, 0), most = Math.max(...bars.map(sum));
+  const svg = draw("svg", { class: "bars", style: `width: 100%; height: ${36 * bars.length}px` });
+  bars.forEach((bar, row) => {
+    const top = 36 * row;
+    svg.append(draw("text", { x: 0, y: top + 11, "font-size": 12, fill: css("--soft") }, bar.run), draw("text", { x: "100%", y: top + 11, "text-anchor": "end", "font-size": 12, style: `fill: ${css("--ink")}` }, `${number(Number(sum(bar).toPrecision(3)))} s`));
+    let left = 0;
+    for (const part of bar.parts) {
+      const share = part.mean / most, box = draw("rect", { x: `${100 * left}%`, y: top + 16, width: `${100 * share}%`, height: 14, fill: paint(part.colour), "fill-opacity": 0.72 });
+      box.addEventListener("pointermove", (event) => showTooltip(event, make("b", {}, `${bar.run}: ${part.label}`), make("span", {}, `${number(Number(part.mean.toPrecision(3)))} s, ${Math.round((100 * part.mean) / sum(bar))} %`)));
+      box.addEventListener("pointerleave", () => { tooltip.hidden = true; });
+      svg.append(box);
+      left += share;
+    }
+  });
+  return svg;
+}
+
 class CurveChart {
   // One chart of the page. `onStep(run, step)` is called with the point that was clicked.
   // Without `onZoom` it stands alone: by step, whatever the others show.
   constructor(spec, onStep, onZoom = null) {
-    this.spec = spec; this.onStep = onStep; this.onZoom = onZoom; this.lines = []; this.runs = [];
+    this.spec = spec; this.onStep = onStep; this.onZoom = onZoom; this.lines = []; this.bars = []; this.runs = [];
     this.legend = make("div", { class: "legend" });
     this.plot = make("div", { class: "plot" });
     const keep = [["CSV", () => this.asCsv()], ["SVG", () => this.asSvg()], ["PNG", () => this.asPng()]];
@@ -96,16 +123,17 @@ class CurveChart {
 
   show(runs, points) {
     this.runs = runs;
-    const first = this.spec.stack && runs.length > 1 ? runs.filter((run) => this.spec.lines.some((line) => points[run.name]?.[line.metric]?.x.length)).slice(0, 1) : runs;
-    this.lines = linesOf(this.spec, this.spec.stack ? first.map((run) => ({ ...run, family: "" })) : runs, points);
+    this.bars = this.spec.stack && runs.length > 1 ? barsOf(this.spec, runs, points) : [];
+    this.lines = this.bars.length ? [] : linesOf(this.spec, runs, points);
     if (this.spec.stack) this.lines = layersOf(this.lines);
-    this.only = this.spec.stack && runs.length > 1 && first.length ? first[0].name : "";
     this.draw();
   }
 
   draw() {
     this.u?.destroy();
     this.u = null;
+    this.plot.replaceChildren();
+    if (this.bars.length) { this.drawBars(); return; }
     if (!this.lines.length) { this.legend.replaceChildren("nothing measured yet"); return; }
     const ordered = this.spec.stack ? [...this.lines].reverse() : this.lines;
     const columns = [], series = [{}], bands = [];
@@ -144,6 +172,16 @@ class CurveChart {
     this.tell(null);
   }
 
+  phases() {
+    // Of all bars, by label, with their colours.
+    return new Map(this.bars.flatMap(({ parts }) => parts.map((part) => [part.label, paint(part.colour)])));
+  }
+
+  drawBars() {
+    this.legend.replaceChildren(make("span", {}, "mean of the steps shown"), ...[...this.phases()].map(([label, colour]) => make("span", {}, make("i", { style: `background: ${colour}` }), label)));
+    this.plot.append(barsPicture(this.bars));
+  }
+
   zoomTo(u) {
     if (u.select.width < 6 || !this.onZoom) return;
     drawing.zoom = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
@@ -173,7 +211,7 @@ class CurveChart {
     };
     const x = index === null || index === undefined || !u ? "" : number(Number(u.data[0][index].toPrecision(6)));
     const named = this.lines.length > 1 || this.runs.length > 1 || this.lines[0]?.label.includes(" = ");
-    this.legend.replaceChildren(make("span", {}, this.only && !x ? this.only : AXES[drawing.axis], make("b", {}, x)), ...this.lines.map((line) => {
+    this.legend.replaceChildren(make("span", {}, AXES[drawing.axis], make("b", {}, x)), ...this.lines.map((line) => {
       const value = at(line), key = make("i", {});
       key.style.background = line.dash.length ? `repeating-linear-gradient(90deg, ${paint(line.colour)} 0 3px, transparent 3px 5px)` : paint(line.colour);
       return make("span", {}, ...(named ? [key, line.label] : []), make("b", {}, value === null || value === undefined ? "" : number(value)));
@@ -182,7 +220,8 @@ class CurveChart {
 
   asCsv() {
     const text = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
-    const rows = [["run", "metric", AXES[drawing.axis], "value"], ...this.lines.flatMap((line) => line.x.map((x, i) => [line.run, line.metric, x, (line.raw ?? line.y)[i]]))];
+    const means = this.bars.flatMap(({ run, parts }) => parts.map(({ metric, count, mean }) => [run, metric, count, Number(mean.toPrecision(7))]));
+    const rows = means.length ? [["run", "metric", "steps", "mean"], ...means] : [["run", "metric", AXES[drawing.axis], "value"], ...this.lines.flatMap((line) => line.x.map((x, i) => [line.run, line.metric, x, (line.raw ?? line.y)[i]]))];
     download(`${this.name()}.csv`, new Blob([rows.map((row) => row.map((cell) => text(String(cell ?? ""))).join(",")).join("\n") + "\n"], { type: "text/csv" }));
   }
 
@@ -191,8 +230,8 @@ class CurveChart {
   asPng() {
     const image = new Image(), svg = new XMLSerializer().serializeToString(this.picture());
     image.onload = () => {
-      const canvas = make("canvas", { width: 1440, height: 840 });
-      canvas.getContext("2d").drawImage(image, 0, 0, 1440, 840);
+      const canvas = make("canvas", { width: 2 * image.width, height: 2 * image.height });
+      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
       canvas.toBlob((blob) => download(`${this.name()}.png`, blob));
     };
     image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
@@ -200,8 +239,18 @@ class CurveChart {
 
   name() { return this.spec.title.toLowerCase().replace(/[^a-z0-9]+/g, "-"); }
 
+  pictureOfBars() {
+    const phases = [...this.phases()], top = 40 + 18 * Math.ceil(phases.length / 3), height = top + 36 * this.bars.length + 16;
+    const svg = draw("svg", { xmlns: SVG, viewBox: `0 0 720 ${height}`, width: 720, height, "font-family": "sans-serif", "font-size": 12 }), inside = draw("svg", { x: 16, y: top + 8, width: 688, height: height - top });
+    inside.append(barsPicture(this.bars));
+    svg.append(draw("rect", { width: 720, height, fill: css("--card") }), draw("text", { x: 16, y: 22, fill: css("--ink"), "font-size": 15, "font-weight": 600 }, `${this.spec.title}: mean of a step`), inside);
+    phases.forEach(([label, colour], i) => svg.append(draw("rect", { x: 16 + (i % 3) * 230, y: 33 + 18 * Math.floor(i / 3), width: 12, height: 4, fill: colour }), draw("text", { x: 34 + (i % 3) * 230, y: 40 + 18 * Math.floor(i / 3), fill: css("--ink") }, label)));
+    return svg;
+  }
+
   picture() {
     // The chart as it is on the page, for a paper: 720 x 420.
+    if (this.bars.length) return this.pictureOfBars();
     const svg = draw("svg", { xmlns: SVG, viewBox: "0 0 720 420", width: 720, height: 420, "font-family": "sans-serif", "font-size": 12 });
     const left = 66, right = this.lines.some((line) => line.right) ? 650 : 704, top = 40 + 18 * Math.ceil(this.lines.length / 3), bottom = 376, u = this.u;
     const reach = (scale) => [u.scales[scale].min, u.scales[scale].max, u.scales[scale].distr === 3 ? Math.log10 : (v) => v];
