@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from burnish.forward.batch import Batch
-from burnish.models.roles import Denominators, ObjectiveValue, RowEntropies, Signals
+from burnish.models.roles import Denominators, ObjectiveValue, Signals
 from burnish.observability.metrics import MetricStore
 from burnish.types import Metric
 
@@ -35,12 +35,6 @@ class Accumulation:
     def signals(self) -> Signals:
         """Signals that the loop decides by, merged over the micro-batches."""
         return functools.reduce(Signals.merge, (value.signals for value in self.values), Signals())
-
-    @property
-    def entropies(self) -> list[RowEntropies]:
-        """Entropies that the objectives kept, in the host's memory."""
-        found = (value.entropies for value in self.values)
-        return [RowEntropies(*(tensor.cpu() for tensor in one)) for one in found if one is not None]
 
     def odd_loss(self) -> float | None:
         """The first loss that is not finite, None if all are. Waits for the device, once for all losses."""

@@ -18,7 +18,7 @@ from burnish.forward.scoring import ResponseScorer
 from burnish.forward.team import Gradients
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
 from burnish.models.role_optimizer import RoleOptimizer
-from burnish.models.roles import Denominators, ObjectiveValue, TrainingState, Update
+from burnish.models.roles import Denominators, ObjectiveValue, RowEntropies, TrainingState, Update
 from burnish.models.value_head import ValueScorer
 from burnish.types import Metric
 
@@ -132,7 +132,8 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         for optimizer, norm in zip(self._optimizers, norms, strict=True):
             metrics |= optimizer.step(norm, planned_step)
         self._accumulation = None
-        return Update(metrics, accumulation.signals, accumulation.entropies)
+        kept = [RowEntropies(*map(Tensor.cpu, one.entropies)) for one in accumulation.values if one.entropies]
+        return Update(metrics, accumulation.signals, kept)
 
     def take_gradient(self) -> tuple[Gradients, Mapping[str, Metric]]:
         """End a step begun by `accumulate` without making it: its gradient by parameter of the role, None where no part

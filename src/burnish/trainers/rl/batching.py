@@ -51,8 +51,11 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
         (False,) * len(r.response_tokens) if out else r.sampled_mask()
         for r, out in zip(rollouts, left_out, strict=True)
     ]
-    batch = Batch.of_texts([(r.prompt_tokens, r.response_tokens) for r in rollouts], pad_token_id=pad_token_id)
-    return batch.replace(
+    return Batch(
+        prompt_tokens=padded([r.prompt_tokens for r in rollouts], pad_token_id, torch.int64),
+        prompt_lengths=torch.tensor([len(r.prompt_tokens) for r in rollouts]),
+        response_tokens=padded([r.response_tokens for r in rollouts], pad_token_id, torch.int64),
+        response_lengths=torch.tensor([len(r.response_tokens) for r in rollouts]),
         loss_mask=padded(masks, False, torch.bool),
         group_ids=torch.tensor([r.group_id for r in rollouts]),
         turn_index=_turn_index(rollouts) if any(rollout.turns for rollout in rollouts) else None,

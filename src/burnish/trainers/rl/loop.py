@@ -176,25 +176,20 @@ class RlRun(Training):
         """epochs x minibatches optimizer steps of policy and critic. Stops after an epoch that moved the policy further
         than `algorithm.max_epoch_kl`. Returns the entropies of the first epoch, if rollouts are recorded."""
         config, optimization, objective = self.config, self.config.optimization, self.objective(self.kl.coef)
+        minibatches, shuffle = optimization.minibatches, optimization.shuffle
         warming_up = self.critic is not None and step <= config.critic.warmup_steps
         entropies: list[RowEntropies] = []
         unmoved = True  # the first update of a step starts from the weights that sampled
         for epoch in range(optimization.epochs):
             moved = Signals()
             # Updates are numbered as if the run skipped none: learning rates follow the number.
-            first = ((step - 1) * optimization.epochs + epoch) * optimization.minibatches
+            first = ((step - 1) * optimization.epochs + epoch) * minibatches
             order = epoch_rows(
-                batch.group_ids,
-                minibatches=optimization.minibatches,
-                shuffle=optimization.shuffle,
-                seed=config.seed,
-                step=step,
-                epoch=epoch,
+                batch.group_ids, minibatches=minibatches, shuffle=shuffle, seed=config.seed, step=step, epoch=epoch
             )
             kept = torch.arange(len(batch)) if config.logging.keeps_rollouts and epoch == 0 else None
-            numbered = batch.replace(row_numbers=kept)
             for planned, rows in enumerate(order, start=first):
-                minibatch = numbered.select(rows)
+                minibatch = batch.replace(row_numbers=kept).select(rows)
                 if config.whitens_minibatches:
                     minibatch, found = whiten_minibatch(minibatch, algorithm=config.algorithm, estimator=self.estimator)
                     metrics.merge(found)

@@ -95,10 +95,9 @@ class PolicyObjective:
             trainers = logprobs.detach() if self.old_logprobs_of_sampler else old
             mismatch = mismatch_metrics(trainers, batch.rollout_logprobs, mask)
             named |= {f"rollout/{name}": metric for name, metric in mismatch.items()}
-        entropies = None
-        if batch.row_numbers is not None and scores.entropy_BT is not None:
-            entropies = RowEntropies(batch.row_numbers, scores.entropy_BT.detach())
-        return ObjectiveValue(loss, named, signals, entropies)
+        rows_B, entropy_BT = batch.row_numbers, scores.entropy_BT
+        kept = None if rows_B is None or entropy_BT is None else RowEntropies(rows_B, entropy_BT.detach())
+        return ObjectiveValue(loss, named, signals, kept)
 
     def _aggregate(self, per_token: Tensor, batch: Batch, denominators: Denominators) -> Tensor:
         return aggregate_step(per_token, batch, self.aggregation, self.length, denominators)
