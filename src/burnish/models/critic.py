@@ -244,7 +244,7 @@ def _check_vocabulary(theirs: LoadedModel, ours: LoadedModel, path: str, field: 
     difference = vocabulary_difference(theirs.tokenizer, ours.tokenizer)
     if difference is not None:
         raise ModelError(
-            f"{field} {path!r} has a different tokenizer ({len(theirs.tokenizer):,} tokens) from policy {name!r} "
+            f"{field} {path!r} has another tokenizer ({len(theirs.tokenizer):,} tokens) than the policy {name!r} "
             f"({len(ours.tokenizer):,} tokens), but would have to read the policy's token ids: {difference}",
             remedy=remedy,
         )

@@ -59,7 +59,7 @@ def test_no_row_longer_than_a_window_is_packed() -> None:
 def test_a_model_that_gives_other_numbers_each_time_is_refused() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=16, n_layer=1, n_head=2, n_positions=41)).eval()
     model.transformer.ln_f.register_forward_hook(lambda _, given, out: out + torch.rand_like(out))
-    with pytest.raises(ModelError, match="gpt2 model gives other numbers each time"):
+    with pytest.raises(ModelError, match="gpt2 model gives different numbers each time"):
         TrunkRunner(model.base_model)
 
 
