@@ -60,7 +60,7 @@ class RolloutRecorder:
     """Writes `rollouts/step-000123.jsonl` and `rollouts/eval-000123.jsonl`, with one line per rollout.
 
     A file is written at once, after the advantages of its step are known. Writing it again replaces it, so a resumed
-    run that repeats a step leaves the same files as an uninterrupted one.
+    run that repeats a step leaves the same files as an uninterrupted one, except for the times of turns.
     """
 
     def __init__(self, folder: Path, decode_tokens: DecodeTokens | None = None) -> None:
