@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import runpy
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,13 +26,12 @@ from typing import Any
 import burnish
 from burnish.cli import main as command
 from burnish.demo import DemoFolder
+from burnish.experiments.statistics import mean_interval
 from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
 
 STEPS, SAMPLES, GROUP = 40, 512, 8
 TUNING_SEED = 1000
-T95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 9: 2.262}
-"""Two-sided 95 % quantiles of Student's t, by degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -212,10 +209,10 @@ def row_of(task: Task, output: Path, method: str, seeds: int) -> dict[str, Any]:
     }
 
 
-def interval(values: Sequence[float]) -> list[float]:
+def interval(values: Sequence[float]) -> list[float | None]:
     """Mean and half the width of its 95 % interval over the seeds."""
-    half = T95[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
-    return [round(statistics.mean(values), 4), round(half, 4)]
+    found = mean_interval(values)
+    return [round(found.mean, 4), None if found.half_width is None else round(found.half_width, 4)]
 
 
 def check(exit_code: int) -> None:

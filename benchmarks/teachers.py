@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,14 +21,13 @@ from typing import Any
 
 import burnish
 from burnish.cli import main as command
-from burnish.demo import ALPHABET, DemoFolder
-from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.demo import DemoFolder, write_model
+from burnish.experiments.statistics import mean_interval
 
 STEPS, EVERY, ROWS, TOKENS = 60, 5, 1024, 10
 TUNING_SEED = 1000
-T95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 9: 2.262}
-"""Two-sided 95 % quantiles of Student's t, by degrees of freedom."""
 CLOSE = 0.95
+"""Share of right answers whose step is noted."""
 
 
 @dataclass(frozen=True)
@@ -70,31 +68,11 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def write_student(folder: Path) -> None:
-    """Half the parameters of the demo's model, with its tokenizer."""
-    tokenizer = character_tokenizer(ALPHABET, eos="<eos>", pad="<pad>", context_length=64)
-    model = tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=48,
-        num_layers=2,
-        num_heads=4,
-        intermediate_size=160,
-        context_length=64,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_embeddings=False,
-        initializer_range=0.06,
-        seed=0,
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    print(json.dumps({"student": sum(parameter.numel() for parameter in model.parameters())}), flush=True)
-
-
 def start_of(demo: DemoFolder, output: Path) -> Path:
     """The student after the demo's supervised half."""
     if not (output / "start" / "finished.json").exists():
-        write_student(output / "student")
+        size = write_model(output / "student", seed=0, hidden_size=48, intermediate_size=160)
+        print(json.dumps({"student": size}), flush=True)
         burnish.sft(
             str(demo.sft_file), output=str(output / "start"), **{"model.path": str(output / "student")}, quiet=True
         )
@@ -173,10 +151,10 @@ def row_of(demo: DemoFolder, start: Path, output: Path, name: str, seeds: int) -
     }
 
 
-def interval(values: Sequence[float]) -> list[float]:
+def interval(values: Sequence[float]) -> list[float | None]:
     """Mean and half the width of its 95 % interval over the seeds."""
-    half = T95[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
-    return [round(statistics.mean(values), 4), round(half, 4)]
+    found = mean_interval(values)
+    return [round(found.mean, 4), None if found.half_width is None else round(found.half_width, 4)]
 
 
 def main() -> None:

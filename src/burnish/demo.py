@@ -127,17 +127,17 @@ def write_data(folder: DemoFolder, seed: int) -> float:
     return sum(row["completion"] != answers[row["prompt"]] for row in demonstrations) / len(demonstrations)
 
 
-def write_model(folder: Path, seed: int) -> int:
+def write_model(folder: Path, seed: int, *, hidden_size: int = 64, intermediate_size: int = 256) -> int:
     """Write a randomly initialised transformer with its tokenizer. Returns the number of its parameters."""
     from burnish.models.characters import character_tokenizer, tiny_llama
 
     tokenizer = character_tokenizer(ALPHABET, eos="<eos>", pad="<pad>", context_length=64)
     model = tiny_llama(
         vocab_size=len(tokenizer),
-        hidden_size=64,
+        hidden_size=hidden_size,
         num_layers=2,
         num_heads=4,
-        intermediate_size=256,
+        intermediate_size=intermediate_size,
         context_length=64,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
