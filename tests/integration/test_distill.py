@@ -67,7 +67,7 @@ def test_another_vocabulary_is_refused_with_the_reason(config: Build, save_tiny_
     """When the run is planned, and when it begins without a plan."""
     other = config("run", f"teacher={save_tiny_llama('9876543210+=')}")
     for begin in (lambda: burnish.plan(other.model_dump(exclude_unset=True)), lambda: trained(other)):
-        with pytest.raises(ModelError, match=r"another vocabulary than .*: '0' is id \d+ here and id \d+ there"):
+        with pytest.raises(ModelError, match=r"different vocabulary from .*: '0' is id \d+ here and id \d+ there"):
             begin()
 
 
