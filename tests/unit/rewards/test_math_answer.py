@@ -321,10 +321,10 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
     "a ratio is a fraction": (
         [("3:4", "3/4"), ("\\boxed{3:4}", "\\frac{3}{4}"), ("\\boxed{3 : 4}", "\\dfrac34"), ("$3:4$", "3/4"),
          ("so the ratio of boys to girls is 3:5.", "3/5"), ("The answer is 1:200.", "1/200"), ("2/3", "2:3"),
-         ("2:3:5", "2:3:5"), ("17:00", "5 PM"), ("The ratio is 2:3.", "\\frac{2}{3}")],
+         ("2:3:5", "2:3:5"), ("17:00", "5 PM"), ("The ratio is 2:3.", "\\frac{2}{3}"), ("3:10", "3/10")],
         [("3:4", "4/3"), ("2:3:5", "2/3"), ("3:4:5", "3/4"), ("3:4", "0.75"), ("6:8", "3/4"), ("3:4", "3"),
          ("4:1", "4"), ("The ratio is 3:4, not 4:3.", "4/3"),
-         ("It leaves at 5:30.", "1/6"), ("12:30", "2/5"), ("3:07", "3/7")],
+         ("It leaves at 5:30.", "1/6"), ("12:30", "2/5"), ("3:07", "3/7"), ("3/10", "3:10")],
     ),
     "a sign in words": (
         [("The answer is negative four.", "-4"), ("minus four", "-4"), ("Negative 4", "-4"), ("minus fünf", "-5"),
@@ -381,12 +381,15 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
     ),
     "which of two is left open": (
         [("The answer is 6, and I can't say more.", "6"), ("The answer is 6, one of the solutions.", "6"),
-         ("The answer is 6. Not sure which rule applies, but done.", "6"), ("The answer is 6/7.", "6/7")],
+         ("The answer is 6. Not sure which rule applies, but done.", "6"), ("The answer is 6/7.", "6/7"),
+         ("The answer is 6/7, I'm sure.", "6/7"), ("The answer is 6, it's certain.", "6"),
+         ("The answer is 6. I am not sure about the name of the rule.", "6")],
         [("The answer is 6/7, I can't tell which of the two.", "6/7"), ("The answer is 6, I can't tell.", "6"),
          ("The answer is 6/7, I am not sure which.", "6/7"), ("The answer is 6 - I cannot say which.", "6"),
          ("The answer is 6/7; I cannot decide which.", "6/7"), ("So 6/7, I can't tell which.", "6/7"),
          ("The answer is 6/7, whichever it is.", "6/7"), ("The answer is 6/7, one of the two.", "6/7"),
-         ("The answer is 6/7. I don't know which one.", "6/7"), ("The answer is $6/7$ (unsure which).", "6/7")],
+         ("The answer is 6/7. I don't know which one.", "6/7"), ("The answer is $6/7$ (unsure which).", "6/7"),
+         ("The answer is 6/7, but I'm not sure.", "6/7"), ("6/7, though I am not 100% certain", "6/7")],
     ),
 }
 # fmt: on

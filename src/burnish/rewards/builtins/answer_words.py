@@ -95,7 +95,9 @@ _WHICH = r"\s(?:(?:of|about)\s)?which(?=\s*(?:$|[.,;!)])|\s(?:of|one|it|is|to)\b
 UNDECIDED = re.compile(
     r"[,;:.]?\s*[-–—(]?\s*(?:(?:but|and|though|although)\s)?(?:(?:I|we)(?:\sam|\sare|['’]m|['’]re)?\s)?"
     r"(?:(?:(?:can|could|do)(?:n['’]?t|['’]t|\s?not)|unable\sto)\s(?:tell|say|decide|know|determine)"
-    rf"(?:\s*[.!)]*\s*$|{_WHICH})|(?:not|un)\s?(?:sure|certain|clear|decided){_WHICH}"
+    rf"(?:\s*[.!)]*\s*$|{_WHICH})"
+    r"|(?:not|un)\s?(?:(?:entirely|completely|fully|quite|really|totally|so|100\s?%)\s)?(?:sure|certain|clear|decided)"
+    rf"(?:\s*(?:$|[.!)\n])|{_WHICH})"
     r"|whichever\b|(?:one|either)\sof\s(?:the\stwo|them|these|those)\b)",
     re.IGNORECASE,
 )

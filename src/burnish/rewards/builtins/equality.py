@@ -451,8 +451,10 @@ def _same(gold: Value, answer: Value) -> bool:
             return _same_equation(gold, answer)
         case (Words(), Words()) | (Clock(), Clock()) | (Ratio(), Ratio()):
             return gold == answer
-        case (Quantity() as fraction, Ratio() as ratio) | (Ratio() as ratio, Quantity() as fraction):
-            return _same_ratio(fraction, ratio)
+        case Quantity(), Ratio():
+            return _same_ratio(gold, answer)
+        case Ratio(), Quantity():
+            return gold.as_clock() is None and _same_ratio(answer, gold)
         case Clock(), Ratio():
             return gold == answer.as_clock()
         case Quantity(), Quantity():
@@ -508,8 +510,8 @@ def _all_same(gold: Sequence[Value], answer: Sequence[Value]) -> bool:
 
 
 def _same_ratio(fraction: Quantity, ratio: Ratio) -> bool:
-    """Return whether a fraction is a ratio in lowest terms, and not a time of day."""
-    if len(ratio.parts) != 2 or ratio.as_clock() is not None or fraction.unit or fraction.expression.rounded:
+    """Return whether a fraction is a ratio in lowest terms. `3:07` is a time of day."""
+    if len(ratio.parts) != 2 or ratio.parts[1].startswith("0") or fraction.unit or fraction.expression.rounded:
         return False
     top, bottom = map(int, ratio.parts)
     if bottom < 2 or math.gcd(top, bottom) > 1 or fraction.expression.names:
