@@ -27,7 +27,7 @@ from burnish.distributed.processes import RoleProcess
 
 SERVER = """
 import json, os, sys
-import burnish.trainers.rl.run, burnish.trainers.sft, peft, datasets, transformers
+import burnish.trainers.rl.run, burnish.trainers.sft, peft, transformers
 from burnish.cli import main
 from burnish.cli.app import build_app
 build_app()
@@ -112,18 +112,18 @@ class Command:
         return self.code is not None
 
     def wait(self, seconds: float = 120.0) -> int:
-        self.wait_for(self.ended, seconds)
+        self.wait_for(self.ended, seconds, look=0.02)
         assert self.code is not None
         return self.code
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 120.0) -> bool:
-        """True when the condition came true, False when the command ended before."""
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 120.0, look: float = 0.0005) -> bool:
+        """True when the condition came true, False when the command ended before. look: seconds between two looks."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self.ended():
                 return False
             assert time.monotonic() < deadline, f"nothing after {seconds} s; said so far: {self.output}"
-            time.sleep(0.0005)
+            time.sleep(look)
         return True
 
     def send(self, number: signal.Signals) -> None:
