@@ -284,26 +284,13 @@ READ_BEFORE = [*CONFIG, *GENERATION, *WEIGHTS]
 READ_WITH_THE_MODEL = [*TOKENIZERS, *TEMPLATES, *SAMPLING, *NUMBER_TYPES]
 
 
-@pytest.mark.slow_cases(
-    "a vocabulary of 10^400",
-    "checkpoint of another program",
-    "config.json of an encoder",
-    "config.json that is a pipe",
-    "generation_config.json: end id that is a boolean",
-    "generation_config.json: end id that is a fraction",
-    "generation_config.json: end id that is text",
-    "generation_config.json: end ids beyond the vocabulary",
-    "generation_config.json: not UTF-8",
-    "heads that do not divide",
-    "odd number type",
-    "unknown activation",
-)
+@pytest.mark.slow_cases("config.json of an encoder")
 @pytest.mark.parametrize("case", READ_BEFORE, ids=[case["name"] for case in READ_BEFORE])
 def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
-    refuse(case)
+    refuse({"base": "sft", **case})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", READ_WITH_THE_MODEL, ids=[case["name"] for case in READ_WITH_THE_MODEL])
 def test_is_refused_in_one_message_with_the_model(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
-    refuse(case)
+    refuse({"base": "rl" if case in TEMPLATES else "sft", **case})
