@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("BURNISH_TIMING", "off")
 
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_cases(items: list[pytest.Item]) -> None:
-    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow, `matrix_cases` as matrix. All cases of
-    the matrix are slow. Guards stay in the default run."""
+    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow, `matrix_cases` as matrix; an id may be
+    a pattern, as of file names. All cases of the matrix are slow. Guards stay in the default run."""
     from timekeeping import read_guards  # not above: pytest rewrites the assertions of a plugin before its first import
 
     guards = read_guards()
@@ -61,8 +62,9 @@ def mark_cases(items: list[pytest.Item]) -> None:
             continue
         for name, mark in (("slow_cases", "slow"), ("matrix_cases", "matrix")):
             marker = item.get_closest_marker(name)
-            if marker is not None and item.callspec.id in marker.args:  # type: ignore[attr-defined]
-                item.add_marker(mark)
+            for pattern in () if marker is None else marker.args:
+                if fnmatchcase(item.callspec.id, pattern):  # type: ignore[attr-defined]
+                    item.add_marker(mark)
         if item.get_closest_marker("matrix"):
             item.add_marker("slow")
 

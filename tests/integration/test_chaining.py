@@ -92,7 +92,7 @@ def test_the_best_is_that_of_a_metric_among_those_kept(sft_run: Path) -> None:
     assert chosen("best:eval/token_accuracy")[0] == str(policy(sft_run, 4))
 
 
-@pytest.mark.slow_cases("eval/conversation/out_of_turns_fraction-True")
+@pytest.mark.slow_cases("*/*/*", "eval/truncated*", "my/*")
 @pytest.mark.parametrize(
     ("metric", "is_lowest"),
     [

@@ -184,6 +184,7 @@ def test_gradients_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], lo
             assert_same(step, other)
 
 
+@pytest.mark.slow_cases("sapo", "cispo", "dppo", "gmpo", "topr", "tis", "reinforce")
 @pytest.mark.parametrize("loss", [name for name, row in POLICY_LOSSES.items() if row.zero_at_zero_advantage])
 def test_rows_without_an_advantage_change_no_gradient(sampled: tuple[RlRun, Collected], loss: str) -> None:
     """Whatever the ratio: the old log-probabilities are others than the present ones."""

@@ -268,7 +268,7 @@ ROWS = [*YAML, *NUMBERS, *PATHS, *OVERRIDES]
     "rollout.max_response_tokens=1000000000000  (rl)",
     "rollout.max_response_tokens=64  (rl)",
     "rollout.max_response_tokens=64 eval run.yaml (rl)",
-    "rollout.stop_token_ids=[99999]  (rl)",
+    "rollout.stop_token_ids=*  (rl)",
     "run in a folder whose configuration nests deeply",
     "value that is deeply nested",
     "values that are a thousand",

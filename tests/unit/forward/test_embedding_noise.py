@@ -48,6 +48,7 @@ def test_noise_in_slots_by_hand() -> None:
     assert in_slots(Packing.of(keyed(batch).host), rows)[0, :, 0].tolist() == [1, 2, 6, 3, 4]
 
 
+@pytest.mark.slow_cases("gpt2", "llama")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_packed_padded_and_single_rows_have_the_same_noise(load, batch, family, monkeypatch) -> None:
     """Also rows with one prompt, which they do not share."""

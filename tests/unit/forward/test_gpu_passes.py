@@ -169,7 +169,7 @@ def test_a_policy_accumulates_without_waiting(load, batch, gpu) -> None:
     assert "torch_attn::_varlen_attn_backward" in gpu.seen
 
 
-@pytest.mark.slow_cases("gmpo")
+@pytest.mark.slow_cases("gmpo", "tis", "topr", "gspo", "reinforce", "cispo", "sapo", "dppo", "clip_cov", "kimi")
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
 def test_objectives_wait_for_nothing(load, batch, gpu, name) -> None:
     scorer = on_pretended_gpu(load, "llama", "varlen", torch.bfloat16)

@@ -219,7 +219,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.slow_cases(*BROKEN.keys() - {"text", "batch set", "batch long", "batch coroutines", "batch poison"})
+@pytest.mark.slow_cases(*BROKEN.keys() - {"text", "batch poison"})
 @pytest.mark.parametrize("bad", BROKEN)
 def test_a_broken_contract_is_named_and_no_code_runs_here(
     make_scorer: Any, make_items: Any, file: Path, bad: str

@@ -73,7 +73,7 @@ def test_greedy_equals_generate_on_a_real_model(stories_model: Path) -> None:
         assert rollout.response == tokenizer.decode([t for t in expected if t != 2], skip_special_tokens=False)
 
 
-@pytest.mark.slow_cases("gpt2-kernels-1.0")
+@pytest.mark.slow_cases("*-0.7", "gpt2-kernels-*")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_the_unpadded_ones(model: Any, make_engine: Make, temperature: float) -> None:
     requests = requests_for(random_prompts([1, 7, 20, 3]), samples=3)

@@ -297,6 +297,7 @@ def by_hand(
     return found
 
 
+@pytest.mark.slow_cases("*-token_mean-ppo_clip", "*-turn_mean_token_mean-turn_gspo")
 @pytest.mark.parametrize("loss", ["ppo_clip", "turn_gspo"])
 @pytest.mark.parametrize("aggregation", ["token_mean", "turn_mean_token_mean"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
