@@ -19,11 +19,16 @@ from typing import Any
 import pytest
 import torch
 
+from burnish.agents.endpoint.server import ServerThread, Service
+from burnish.agents.endpoint.serving import StandingLoop
 from burnish.checkpointing.run import dump_config
+from burnish.cli.serve import _standing
+from burnish.cli.speakers import policy_named
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.distributed import peers
 from burnish.distributed.processes import RoleProcess
+from burnish.rollouts.engine import Sampling
 
 SERVER = """
 import json, os, sys
@@ -303,6 +308,24 @@ def tiny_sft(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[...,
         return load_run_data(data, list(overrides), "sft").config
 
     return build
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[str], str]]:
+    """Serves a model as `burnish serve` does, under the name `big`, and returns the address."""
+    started: list[tuple[ServerThread, threading.Thread]] = []
+
+    def start(model: str) -> str:
+        settings: Any = {"others": "follow", "context": None, "rows": 8, "parser": "auto", "seed": 0}
+        loop = StandingLoop(_standing(policy_named(model), Sampling(16), "big", **settings))
+        started.append((ServerThread(loop.desk, Service()), threading.Thread(target=loop.run)))
+        started[-1][1].start()
+        return f"{started[-1][0].url}/v1"
+
+    yield start
+    for server, answering in started:
+        server.close()
+        answering.join()
 
 
 @pytest.fixture

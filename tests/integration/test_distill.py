@@ -148,6 +148,40 @@ def test_a_teacher_that_was_kept_teaches_the_same_and_is_not_loaded_again(
 
 
 @pytest.mark.slow
+def test_a_served_teacher_is_kept_like_the_one_at_its_path(
+    config: Build, teacher: str, serve: Callable[[str], str], tmp_path: Path
+) -> None:
+    at = (f"teacher.url={serve(teacher)}", "teacher.name=big", "teacher.path=null")
+    here, there = (
+        trained(config(name, "top_k=4", f"teacher.cache={tmp_path}/{name}-kept", *words))
+        for name, words in (("here", ()), ("there", at))
+    )
+    for name in ("train/loss", "train/agreement", "eval/divergence"):
+        assert [row[name] for row in there if name in row] == pytest.approx([row[name] for row in here if name in row])
+    moved = ("teacher.url=http://127.0.0.1:9/v1", *at[1:])
+    with pytest.raises(ConfigError, match=r"made with another teacher or other settings \(files\)"):
+        trained(config("moved", "top_k=4", f"teacher.cache={tmp_path}/there-kept", *moved))
+
+
+def test_what_a_teacher_at_an_endpoint_cannot_do(tiny_sft: Callable[..., SftConfig]) -> None:
+    at: dict[str, Any] = {"url": "http://127.0.0.1:9/v1", "name": "big", "cache": "kept"}
+    fields: dict[str, Any] = {**tiny_sft().model_dump(exclude_unset=True), "top_k": 4}
+    plan = burnish.plan({**fields, "teacher": at}).plan
+    assert any("big at http://127.0.0.1:9/v1 (which a plan does not ask)" in role.because for role in plan.models)
+    assert not any("teacher" in text for text in (*plan.warnings, *(item.name for item in plan.memory)))
+    for other, said in (
+        ({"cache": None}, "teacher.cache is not set, but the teacher is at an endpoint"),
+        ({"dtype": "bfloat16"}, "teacher.dtype is bfloat16, but the teacher is at an endpoint"),
+        ({"path": "large"}, "teacher.path is set, and so is url"),
+        ({"name": None}, "teacher.name is not set"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_run_data({**fields, "teacher": {**at, **other}}, [], "distill")
+    with pytest.raises(ConfigError, match="temperature is 2, but the teacher is at an endpoint"):
+        load_run_data({**fields, "teacher": at}, ["temperature=2"], "distill")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", [pytest.param("whole", marks=pytest.mark.matrix), "optimizer"])
 def test_two_trainers_are_one(config: Build, sharding: str, trace: Callable[[Path], Any]) -> None:
     one, two = (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,14 @@ import pytest
 from rich.console import Console
 from runs import rows_of, train
 
-from burnish.agents.endpoint.server import ServerThread, Service
-from burnish.agents.endpoint.serving import StandingLoop
 from burnish.checkpointing.run import refused_differences
 from burnish.cli import check
-from burnish.cli.serve import _standing
-from burnish.cli.speakers import policy_named
 from burnish.config.schema import RlConfig
 from burnish.config.secrets import hidden
 from burnish.errors import ConfigError, DataError, ModelError
 from burnish.observability.recorder import read_rollouts
 from burnish.planning.rl import plan_rl
 from burnish.planning.rl_processes import RlTable
-from burnish.rollouts.engine import Sampling
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.placement import model_facts
 from burnish.trainers.replay_gradients import open_policy
@@ -191,19 +185,6 @@ def test_each_domain_has_its_teacher(taught: BuildRl, teacher: Path, tiny_task: 
     assert sizes["other"] > 0.1
 
 
-@pytest.fixture
-def served(teacher: Path) -> Iterator[str]:
-    """Address of the teacher as `burnish serve` has it, under the name `big`."""
-    settings: Any = {"others": "follow", "context": None, "rows": 8, "parser": "auto", "seed": 0}
-    loop = StandingLoop(_standing(policy_named(str(teacher)), Sampling(16), "big", **settings))
-    server = ServerThread(loop.desk, Service())
-    answering = threading.Thread(target=loop.run)
-    answering.start()
-    yield f"{server.url}/v1"
-    server.close()
-    answering.join()
-
-
 RECORDED = {"sinks": [], "record_rollouts": True}
 
 
@@ -213,9 +194,9 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_served_teacher_is_the_one_at_its_path(
-    taught: BuildRl, teacher: Path, served: str, tmp_path: Path, tiny_task: Path
+    taught: BuildRl, teacher: Path, serve: Callable[[str], str], tmp_path: Path, tiny_task: Path
 ) -> None:
-    at = {"url": served, "name": "big"}
+    at = {"url": serve(str(teacher)), "name": "big"}
     for name, more in (("plain", {}), ("hinted", {"prompt": "{answer}{prompt}"})):
         found = []
         for place, one in (("here", {"path": str(teacher)}), ("there", at)):

@@ -188,24 +188,15 @@ def _endpoints(config: RlFields) -> Iterator[Problem]:
     """Refuse teachers that are in two places or in none, and what an endpoint cannot do."""
     because, temperature = "but the teacher is at an endpoint", config.rollout.temperature
     for field, teacher in config.named_teachers.items():
-        if (teacher.path is None) == (teacher.url is None):
-            message = "is not set, and neither is url" if teacher.url is None else "is set, and so is url"
-            yield Problem(f"{field}.path", message, "name a model's path, or the address of its endpoint")
+        yield from teacher.misplaced(field)
         if teacher.url is None:
-            for name in sorted(_OF_ENDPOINT & teacher.model_dump(exclude_defaults=True).keys()):
-                yield Problem(f"{field}.{name}", "is set, but has no effect without url", "remove it")
             continue
-        if teacher.name is None:
-            yield Problem(f"{field}.name", f"is not set, {because}", "name the model as the endpoint does")
         if teacher.compare == "vocabulary":
             message = f"is vocabulary, {because}, which gives log-probabilities of single tokens"
             yield Problem(f"{field}.compare", message, "set it to sampled, or name the model's path")
         if temperature != 1:
             message = f"is {temperature:g}, {because}, which scores at temperature 1"
             yield Problem("rollout.temperature", message, "remove it, or name the model's path")
-
-
-_OF_ENDPOINT = {"name", "key_variable", "tokenizer", "concurrency", "timeout_seconds"}
 
 
 def _vocabulary(config: RlFields) -> Iterator[Problem]:

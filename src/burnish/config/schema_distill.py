@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 from burnish.config.problems import Problem
 from burnish.config.schema import SftConfig
 from burnish.config.schema_cluster import Offloaded
-from burnish.config.section import Fraction, NamedPlace, PathText, PositiveInt, Section, Temperature, refuse, shorthand
+from burnish.config.schema_teacher import TeacherPlace
+from burnish.config.section import Fraction, NamedPlace, PathText, PositiveInt, Temperature, refuse, shorthand
 
 SAMPLED_ROWS = 64
 """Responses that a student samples at once."""
@@ -18,12 +19,12 @@ COMPLETE = "complete"
 """Name of the file that says that the folder of `teacher.cache` holds all texts of its last run."""
 
 
-class TextTeacherConfig(Section):
-    """The model that the student learns from. Its weights never change."""
+class TextTeacherConfig(TeacherPlace):
+    """The frozen model that the student learns from.
 
-    path: PathText
-    """Local folder, hub name or run (`runs/x@best`), as in `model.path`. Its token ids must mean the same as the
-    student's."""
+    Its token ids must mean the same as the student's. At an endpoint it needs `cache`.
+    """
+
     dtype: Literal["float32", "bfloat16"] | None = None
     """Data type of its weights. `null`: `model.dtype`."""
     cache: PathText | None = None
@@ -57,15 +58,16 @@ class DistillConfig(SftConfig):
 
     @property
     def teacher_sources(self) -> tuple[str, ...]:
-        return (self.teacher.path,)
+        return () if self.teacher.path is None else (self.teacher.path,)
 
     def named_places(self) -> Iterator[NamedPlace]:
         yield from super().named_places()
-        yield NamedPlace("teacher.path", self.teacher.path, "model", "weights")
+        if self.teacher.path is not None:
+            yield NamedPlace("teacher.path", self.teacher.path, "model", "weights")
 
     @model_validator(mode="after")
     def _consistent_distillation(self) -> DistillConfig:
-        refuse([*_unread(self), *_elsewhere(self), *_cached(self)])
+        refuse([*self.teacher.misplaced("teacher"), *_unread(self), *_elsewhere(self), *_cached(self), *_asked(self)])
         return self
 
 
@@ -97,6 +99,21 @@ def _cached(config: DistillConfig) -> Iterator[Problem]:
     if "teacher" in config.cluster.offload:
         message = "names teacher, but with teacher.cache there is none while the student learns"
         yield Problem("cluster.offload", message, "remove teacher from it")
+
+
+def _asked(config: DistillConfig) -> Iterator[Problem]:
+    """Refuse what a teacher at an endpoint cannot do."""
+    teacher, because = config.teacher, "but the teacher is at an endpoint"
+    if teacher.url is None:
+        return
+    if teacher.cache is None:
+        message = f"is not set, {because}, which is asked about each text once, before the student is loaded"
+        yield Problem("teacher.cache", message, "name a folder")
+    if teacher.dtype is not None:
+        yield Problem("teacher.dtype", f"is {teacher.dtype}, {because}, which has its own", "remove it")
+    if config.temperature != 1:
+        message = f"is {config.temperature:g}, {because}, which scores at temperature 1"
+        yield Problem("temperature", message, "remove it, or name the model's path")
 
 
 def _elsewhere(config: DistillConfig) -> Iterator[Problem]:

@@ -52,10 +52,12 @@ class Teacher:
         return self._compared(student, self._scorer.below_head(batch, positions), targets_N)
 
 
-def check_same_tokens(theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, path: str) -> None:
+def check_same_tokens(
+    theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, path: str, field: str = "teacher.path"
+) -> None:
     """Raise ModelError unless each token id means the same to teacher and student: they are compared id by id."""
     remedy = "use a teacher with the student's tokenizer, or train on texts that it has written (burnish sft)"
-    require_same_tokens("teacher.path", path, theirs, ours, remedy=remedy, no_more=True)
+    require_same_tokens(field, path, theirs, ours, remedy=remedy, no_more=True)
 
 
 class Student(LocalPolicy):

@@ -4,6 +4,7 @@ as vLLM and `burnish serve` do."""
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import json
 import math
@@ -16,8 +17,12 @@ import torch
 from anyio.from_thread import start_blocking_portal
 from torch import Tensor
 
+from burnish.config.schema_teacher import TeacherPlace
+from burnish.config.secrets import key_in
 from burnish.errors import BurnishError, ModelError, OutageError
-from burnish.forward.batch import Batch
+from burnish.forward.batch import Batch, Text
+from burnish.forward.divergences import Likeliest
+from burnish.forward.logprobs import LEAST_LOGPROB
 from burnish.outside.endpoint_client import EndpointClient, FinalAnswer, growing_pause
 
 if TYPE_CHECKING:
@@ -31,8 +36,9 @@ _ROUNDING = 1e-3
 """Log-probabilities may be above 0 by this much."""
 _NO_CHARACTER = "\ufffd"
 
-Entry = Mapping[str, Any]
-"""Answer about one token: its `logprob`, and perhaps its text (`decoded_token`)."""
+Entries = Mapping[str, Any]
+"""Answer about one place of a text: by id, for its token and the likeliest ones, `logprob` and perhaps the token's text
+(`decoded_token`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,46 +62,54 @@ class EndpointTeacher:
         pairs, found_BT = batch.texts(), torch.zeros(batch.response_tokens.shape)
         found = self.ask([(*prompt, *response) for prompt, response in pairs])
         for row, ((prompt, response), entries) in enumerate(zip(pairs, found, strict=True)):
-            own = [entry["logprob"] for entry in entries[len(prompt) - 1 :]]
+            named = zip(response, entries[len(prompt) - 1 :], strict=True)
+            own = [some[str(token)]["logprob"] for token, some in named]
             found_BT[row, : len(response)] = torch.tensor(own)
         return found_BT
+
+    def likeliest(self, texts: Sequence[Text], k: int) -> list[Likeliest]:
+        """The k likeliest tokens at each token of each response, at temperature 1."""
+        found = self.ask([(*prompt, *response) for prompt, response in texts], k)
+        return [_likeliest(entries[len(prompt) - 1 :], k) for (prompt, _), entries in zip(texts, found, strict=True)]
 
     def check(self, tokenizer: PreTrainedTokenizerBase, longest: int, *, compare_texts: bool) -> None:
         """Ask about texts of as many tokens as the `longest` of the run, with ids from all over the vocabulary. Raises
         ModelError also for an id that stands for another text there, unless the tokenizers have been compared."""
         texts = probe(tokenizer, longest)
         for text, entries in zip(texts, self.ask(texts), strict=True):
-            for token, entry in zip(text[1:], entries, strict=True) if compare_texts else ():
-                ours, theirs = str(tokenizer.decode([token])), entry.get("decoded_token")
+            for token, some in zip(text[1:], entries, strict=True) if compare_texts else ():
+                ours, theirs = str(tokenizer.decode([token])), some[str(token)].get("decoded_token")
                 # Some tokenizers drop the space before the first word.
                 if not isinstance(theirs, str) or ours.lstrip(" ") != theirs.lstrip(" "):
                     message = f"has another vocabulary: id {token} is {ours!r} here and {theirs!r} there"
                     remedy = "use a teacher of the policy's model family; if it gives no decoded_token (None), set "
                     raise self._error(message, remedy + "teacher.tokenizer to the folder or hub name of its tokenizer")
 
-    def ask(self, texts: Sequence[Sequence[int]]) -> list[list[Entry]]:
-        """The endpoint's entries for each text's tokens but the first."""
+    def ask(self, texts: Sequence[Sequence[int]], k: int = 0) -> list[list[Entries]]:
+        """The endpoint's entries for each text's tokens but the first: the token's, and those of the k likeliest."""
         with start_blocking_portal(name="burnish-teacher") as portal:  # this thread may run an event loop itself
-            return portal.call(self._ask_all, texts)
+            return portal.call(self._ask_all, texts, k)
 
-    async def _ask_all(self, texts: Sequence[Sequence[int]]) -> list[list[Entry]]:
+    async def _ask_all(self, texts: Sequence[Sequence[int]], k: int) -> list[list[Entries]]:
         client = EndpointClient(f"{self.url.rstrip('/')}/completions", self.key, concurrency=self.concurrency)
         places = asyncio.Semaphore(self.concurrency)
         try:
-            return await asyncio.gather(*(self._ask(client, places, text) for text in texts))
+            return await asyncio.gather(*(self._ask(client, places, text, k) for text in texts))
         finally:
             await client.close()
 
-    async def _ask(self, client: EndpointClient, places: asyncio.Semaphore, text: Sequence[int]) -> list[Entry]:
-        body = {"model": self.name, "prompt": text, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-        most = _ANSWER_BYTES + _TOKEN_BYTES * len(text)
+    async def _ask(
+        self, client: EndpointClient, places: asyncio.Semaphore, text: Sequence[int], k: int
+    ) -> list[Entries]:
+        body = {"model": self.name, "prompt": text, "max_tokens": 1, "temperature": 0, "prompt_logprobs": k}
+        most = _ANSWER_BYTES + _TOKEN_BYTES * len(text) * (1 + k)
         async with places:
             left, tries, last = self.timeout_seconds, 0, ""
             while True:
                 began = time.monotonic()
                 found = await client.post(body, seconds=left, max_bytes=most)
                 if isinstance(found, FinalAnswer):
-                    return self._entries(found, text)
+                    return self._entries(found, text, k)
                 tries += 1
                 last = last if last and found.timeout else found.reason  # a status says more
                 pause = max(found.wait, growing_pause(str(text), tries))
@@ -105,8 +119,8 @@ class EndpointTeacher:
                     raise self._error(message, "start it, and then the run again, which resumes", OutageError)
                 await asyncio.sleep(pause)
 
-    def _entries(self, answer: FinalAnswer, text: Sequence[int]) -> list[Entry]:
-        """The entries of an answer, each with a finite log-probability of its token."""
+    def _entries(self, answer: FinalAnswer, text: Sequence[int], k: int) -> list[Entries]:
+        """The entries of an answer, with finite log-probabilities of each token of the text and k likely ones."""
         if answer.status != 200:
             message = f"refuses to score a text of {len(text):,} tokens: {answer.reason}"
             raise self._error(message, "check teacher.url (up to and with /v1), name and key_variable")
@@ -118,18 +132,37 @@ class EndpointTeacher:
             count = f"{len(given):,}" if isinstance(given, list) else "no"
             message = f"gives {count} log-probabilities (prompt_logprobs) for {len(text):,} tokens: {answer.reason}"
             raise self._error(message, "serve the model with vLLM or `burnish serve`")
-        entries: list[Any] = []
         for place, (token, named) in enumerate(zip(text[1:], given[1:], strict=True), start=1):
-            entry = named.get(str(token)) if isinstance(named, dict) else None
-            logprob = entry.get("logprob") if isinstance(entry, dict) else None
-            if not isinstance(logprob, (int, float)) or not -math.inf < logprob <= _ROUNDING:
-                message = f"gives {logprob!r:.40} as the log-probability of the id {token} at position {place}"
-                raise self._error(message, "update the server, or use another one")
-            entries.append(entry)
-        return entries
+            found = named if isinstance(named, dict) else {}
+            for one in {str(token): None, **found}:
+                logprob = found[one].get("logprob") if isinstance(found.get(one), dict) else None
+                if not isinstance(logprob, (int, float)) or not -math.inf < logprob <= _ROUNDING:
+                    message = f"gives {logprob!r:.40} as the log-probability of the id {one} at position {place}"
+                    raise self._error(message, "update the server, or use another one")
+            if len(found) < k or not all(one.isdecimal() for one in found):
+                message = f"names {len(found)} of the {k} likeliest tokens at position {place}: {list(found)!s:.60}"
+                raise self._error(message, "lower top_k, or raise the server's limit (vLLM: --max-logprobs)")
+        return given[1:]
 
     def _error(self, what: str, remedy: str, kind: type[BurnishError] = ModelError) -> BurnishError:
         return kind(f"the teacher {self.name!r} at {self.url} {what}", remedy=remedy)
+
+
+def endpoint_teacher(place: TeacherPlace) -> EndpointTeacher:
+    """The teacher at an endpoint, which is not asked yet. ConfigError for a key that is not there."""
+    assert place.url is not None
+    assert place.name is not None
+    key = key_in(place.key_variable, "teacher.key_variable")
+    return EndpointTeacher(place.url, place.name, key, place.concurrency, place.timeout_seconds)
+
+
+def _likeliest(entries: Sequence[Entries], k: int) -> Likeliest:
+    """The likeliest tokens by their entries. Others together have what the rounded probabilities leave."""
+    tops = [heapq.nlargest(k, ((one["logprob"], int(token)) for token, one in some.items())) for some in entries]
+    logprobs_TK = torch.tensor([[logprob for logprob, _ in top] for top in tops], dtype=torch.float64)
+    rest_T1 = (1 - logprobs_TK.exp().sum(-1, keepdim=True)).clamp(min=0).log().clamp(min=LEAST_LOGPROB)
+    ids_TK = torch.tensor([[token for _, token in top] for top in tops])
+    return Likeliest(ids_TK, torch.cat((logprobs_TK, rest_T1), -1).float())
 
 
 def probe(tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[int]]:

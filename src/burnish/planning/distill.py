@@ -19,10 +19,12 @@ def plan_distill(config: DistillConfig, data: Preview = NOTHING_KNOWN, facts: Mo
     """The plan of `burnish distill`: the plan of `burnish sft` with the teacher added."""
     plan = plan_sft(config, data, facts)
     reads = "reads the texts once" if config.teacher.cache else "reads what the student reads"
-    because = f"{config.teacher.path}, frozen: {reads}, for divergence {config.divergence}"
+    teacher = config.teacher
+    named = teacher.path or f"{teacher.name} at {teacher.url} (which a plan does not ask)"
+    because = f"{named}, frozen: {reads}, for divergence {config.divergence}"
     share = PlanLine("whole run", "steps whose responses are sampled", f"{config.sampled_share:.0%}", "sampled_share")
     lines = (*plan.lines, share) if config.sampled_share else plan.lines
-    unknown = facts is not None and facts.teacher is None
+    unknown = facts is not None and facts.teacher is None and teacher.path is not None
     message = f"the sizes of teacher.path {config.teacher.path!r} are unknown, so its memory is not counted"
     warnings = (*plan.warnings, message) if unknown else plan.warnings
     return replace(plan, models=(*plan.models, ModelRole("teacher", because)), lines=lines, warnings=warnings)

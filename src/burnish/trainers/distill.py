@@ -18,11 +18,12 @@ from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_distill import SAMPLED_ROWS, DistillConfig
 from burnish.data.sft import SftExample
 from burnish.errors import ModelError
-from burnish.forward.batch import Batch, TokenScores
+from burnish.forward.batch import Batch, Text, TokenScores
 from burnish.forward.divergences import comparison, divergence
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.distillation import Student, Teacher, check_same_tokens
+from burnish.models.endpoint_teacher import endpoint_teacher
 from burnish.models.loading import LoadedModel, load_model, load_outline
 from burnish.models.reference import PromptScorer
 from burnish.models.roles import DistilledPolicy, Objective, Policy
@@ -118,23 +119,40 @@ def keep_teacher(config: DistillConfig, console: Console, *splits: str) -> None:
     k, folder = config.top_k, Path(config.teacher.cache).expanduser()
     config, _ = pinned(config)
     student = load_outline(config.model)
-    check_teacher(config, load_outline(teacher_model(config)), student)
     texts = [text for split in splits for text in texts_of(config, student, split)]
-    files = contents_of(config, "teacher.path") or {"hub": config.teacher.path}
-    model, temperature, tokens = teacher_model(config), config.temperature, config.optimization.microbatch_tokens
-
-    def open_scores() -> ScoreTexts:
-        loaded = load_model(model, plain=config.debug.plain, paths=recorded_paths(Path(config.output)))
-        return partial(PromptScorer(loaded, tokens, temperature=temperature).score, k=k)
-
-    about = {"top_k": k, "temperature": temperature, "dtype": model.dtype, "files": files}
+    about: dict[str, object] = {"top_k": k, "temperature": config.temperature}
+    if config.teacher.url is None:
+        model = teacher_model(config)
+        check_teacher(config, load_outline(model), student)
+        about |= {"dtype": model.dtype, "files": contents_of(config, "teacher.path") or {"hub": model.path}}
+        open_scores = partial(_load_teacher, config, k)
+    else:
+        about |= {"dtype": None, "files": {"url": config.teacher.url, "name": config.teacher.name}}
+        open_scores = partial(_reach_teacher, config, student, texts, k)
     keep(folder, about, texts, open_scores, lambda line: say(console, (line,)))
+
+
+def _load_teacher(config: DistillConfig, k: int) -> ScoreTexts:
+    paths = recorded_paths(Path(config.output))
+    loaded = load_model(teacher_model(config), plain=config.debug.plain, paths=paths)
+    scorer = PromptScorer(loaded, config.optimization.microbatch_tokens, temperature=config.temperature)
+    return lambda texts: [scores.likeliest for scores in scorer.score(texts, k)]
+
+
+def _reach_teacher(config: DistillConfig, student: LoadedModel, texts: Sequence[Text], k: int) -> ScoreTexts:
+    """The teacher at its endpoint, once it is known to have the student's vocabulary and room for the longest text."""
+    asked, path = endpoint_teacher(config.teacher), config.teacher.tokenizer
+    if path is not None:
+        check_same_tokens(load_tokenizer(teacher_model(config, path)), student.tokenizer, path, "teacher.tokenizer")
+    longest = max(len(prompt) + len(response) for prompt, response in texts)
+    asked.check(student.tokenizer, longest, compare_texts=path is None)
+    return partial(asked.likeliest, k=k)
 
 
 def check_teacher(config: DistillConfig, teacher: LoadedModel, student: LoadedModel) -> None:
     """Raise ModelError for a teacher with another vocabulary than the student's, or a context shorter than the
     texts."""
-    check_same_tokens(teacher.tokenizer, student.tokenizer, config.teacher.path)
+    check_same_tokens(teacher.tokenizer, student.tokenizer, str(config.teacher.path))
     if teacher.context_length < min(config.max_tokens, student.context_length):
         raise ModelError(
             f"teacher.path {config.teacher.path!r} reads at most {teacher.context_length:,} tokens, but max_tokens is "
@@ -143,11 +161,13 @@ def check_teacher(config: DistillConfig, teacher: LoadedModel, student: LoadedMo
         )
 
 
-def teacher_model(config: DistillConfig) -> ModelConfig:
-    """The teacher as a model section: on the student's device, with its own tokenizer."""
+def teacher_model(config: DistillConfig, path: str | None = None) -> ModelConfig:
+    """The teacher (or another model's path) as a model section: on the student's device, with its own tokenizer."""
+    path = path or config.teacher.path
+    assert path is not None
     own = {"tokenizer": None, "chat_template": None, "gradient_checkpointing": False, "router_aux_coef": 0.0}
     dtype = config.teacher.dtype or config.model.dtype
-    return with_weights(config.model, config.teacher.path).model_copy(update={**own, "dtype": dtype})
+    return with_weights(config.model, path).model_copy(update={**own, "dtype": dtype})
 
 
 @contextmanager
@@ -185,7 +205,7 @@ def open_distill_run(
 
 def preview_distill(config: DistillConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
     """Like `preview_sft`; also refuses a teacher that is not there, or has another vocabulary."""
-    teacher = {"teacher.path": config.teacher.path}
+    teacher = {} if config.teacher.path is None else {"teacher.path": config.teacher.path}
     return preview_of_data(config, facts, _count_examples, "examples", here=here, models=teacher)
 
 
@@ -193,7 +213,7 @@ def _count_examples(
     config: DistillConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> Preview:
     path = config.teacher.path
-    if tokenizer is not None and Path(path).expanduser().exists():
+    if tokenizer is not None and path is not None and Path(path).expanduser().exists():
         check_same_tokens(load_tokenizer(teacher_model(config)), tokenizer, path)
     return count_examples(config, context_tokens, tokenizer)
 

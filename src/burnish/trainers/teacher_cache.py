@@ -24,15 +24,15 @@ from burnish.checkpointing.tensor_file import write_tensors
 from burnish.config.schema_distill import COMPLETE
 from burnish.errors import ConfigError, ModelError
 from burnish.forward.batch import Batch, Text
-from burnish.forward.divergences import Compared, CompareHeads, HeadInput, Likeliest, PromptScores
+from burnish.forward.divergences import Compared, CompareHeads, HeadInput, Likeliest
 from burnish.forward.scoring import ResponsePositions
 from burnish.observability.atomic import fsync_file, write_text_atomically
 from burnish.outside.reading import read_json, reading
 
 TEXTS_AT_ONCE = 256
 """Texts of a file, which are scored together."""
-ScoreTexts = Callable[[Sequence[Text]], Sequence[PromptScores]]
-"""Scores of the response tokens of each text, with the likeliest tokens."""
+ScoreTexts = Callable[[Sequence[Text]], Sequence[Likeliest]]
+"""The likeliest tokens at the response tokens of each text."""
 
 
 class KeptTeacher:
@@ -92,10 +92,10 @@ def keep(
     complete.touch()
 
 
-def _write(folder: Path, texts: Sequence[Text], scores: Sequence[PromptScores]) -> None:
+def _write(folder: Path, texts: Sequence[Text], scores: Sequence[Likeliest]) -> None:
     target = folder / f"{_digest(texts[0])}.safetensors"
     partial = target.with_suffix(f".{os.getpid()}.partial")
-    named = [(_digest(text), one.likeliest) for text, one in zip(texts, scores, strict=True)]
+    named = [(_digest(text), likeliest) for text, likeliest in zip(texts, scores, strict=True)]
     ids = {f"ids {digest}": likeliest.ids_NK.int() for digest, likeliest in named}
     write_tensors(partial, ids | {digest: likeliest.logprobs_NC.float() for digest, likeliest in named})
     fsync_file(partial)

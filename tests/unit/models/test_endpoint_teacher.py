@@ -61,6 +61,20 @@ def test_responses_are_scored_after_their_prompts_by_hand(start: Start) -> None:
     assert {headers["Authorization"] for headers in stub.headers} == {"Bearer secret-1"}
 
 
+def test_the_likeliest_tokens_by_hand(start: Start) -> None:
+    """The text's own token, 7, is not among them; others together have what is left, nothing at the second place."""
+    half, quarter = math.log(0.5), math.log(0.25)
+    first = {"7": {"logprob": -9.0}, "3": {"logprob": quarter}, "4": {"logprob": half}}
+    second = {"8": {"logprob": 1e-6}, "2": {"logprob": -50.0}}
+    stub = start(lambda prompt: [None, first, second])
+    (found,) = teacher(stub).likeliest([((5,), (7, 8))], 2)
+    assert found.ids_NK.tolist() == [[4, 3], [8, 2]]
+    assert found.logprobs_NC.tolist() == [pytest.approx([half, quarter, quarter]), pytest.approx([1e-6, -50, -1e4])]
+    assert stub.bodies[0]["prompt_logprobs"] == 2
+    with pytest.raises(ModelError, match=r"names 2 of the 3 likeliest tokens at position 2(.|\n)*--max-logprobs"):
+        teacher(stub).likeliest([((5,), (7, 8))], 3)
+
+
 def test_no_more_requests_than_allowed_are_on_their_way(start: Start) -> None:
     stub = start(entries, lambda count, prompt: "slow", slow_seconds=0.02)
     teacher(stub, concurrency=3).ask([[1, number] for number in range(12)])

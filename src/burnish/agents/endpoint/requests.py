@@ -53,7 +53,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 """Fields that this server does not support, with the values that have no effect."""
 _CHAT = frozenset({"messages", "tools", "chat_template_kwargs", "reasoning_effort", *DEMANDS})
 _MOST_SAMPLES = 128
-_MOST_PROMPT_LOGPROBS = 20
+_MOST_PROMPT_LOGPROBS = 128
 _MOST_STOP_TOKENS = 256
 _MOST_WHOLE = 2**63 - 1
 _TOKEN_CHARACTERS = 32

@@ -95,7 +95,7 @@ def test_prompts_are_scored_where_the_model_can(speech: Any, script: Any) -> Non
     assert {token: (one["logprob"], one["rank"]) for token, one in second.items()} == {"4": (-0.5, 1), "5": (-0.5, 2)}
     assert {token: one["rank"] for token, one in third.items()} == {"6": 1, "4": 2, "5": 9}
     assert third["5"] == {"logprob": -3.0, "rank": 9, "decoded_token": speech.text(5)}
-    for settings, value in ((terms, 21), (terms, -1), (Terms(SAMPLING, MODEL, ROOM.context), 0)):
+    for settings, value in ((terms, 129), (terms, -1), (Terms(SAMPLING, MODEL, ROOM.context), 0)):
         with pytest.raises(RefusedError, match="prompt_logprobs"):
             read_completion({**wanted, "prompt_logprobs": value}, settings)
 

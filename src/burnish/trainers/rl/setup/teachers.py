@@ -11,11 +11,10 @@ from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_teacher import OWN_POLICY, TeacherConfig
-from burnish.config.secrets import key_in
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.forward.lanes import Lanes
-from burnish.models.endpoint_teacher import EndpointTeacher
+from burnish.models.endpoint_teacher import endpoint_teacher
 from burnish.models.loading import LoadedModel, load_model, load_outline
 from burnish.models.reference import FrozenReference
 from burnish.models.roles import Reference
@@ -60,14 +59,6 @@ def with_endpoints(config: RlConfig, loaded: Reference | None) -> Reference | No
         return loaded
     here = [loaded for _ in config.teacher_paths if loaded is not None]
     return Teachers([*here, *map(endpoint_teacher, config.teacher_endpoints)])
-
-
-def endpoint_teacher(teacher: TeacherConfig) -> EndpointTeacher:
-    """The teacher at an endpoint, which is not asked yet. ConfigError for a key that is not there."""
-    assert teacher.url is not None
-    assert teacher.name is not None
-    key = key_in(teacher.key_variable, "teacher.key_variable")
-    return EndpointTeacher(teacher.url, teacher.name, key, teacher.concurrency, teacher.timeout_seconds)
 
 
 def loaded_alone(config: RlConfig, model: str) -> str:
