@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import PLAIN, asked_prompt, cut_front, encode_continuation, encode_prompt, plain_text, turns_of
+from burnish.data.chat import Encoder, asked_prompt, cut_front, plain_text, some_tokens, turns_of
 from burnish.data.preference_rows import (
     BadRow,
     PreferenceRow,
@@ -23,7 +24,7 @@ from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.types import Message
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class PreferenceExample:
 
 
 def encode_preference(
-    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, notes: Counter[str], *, append_eos: bool
+    row: PreferenceRow, encoder: Encoder, chat: ChatFormat, notes: Counter[str], *, append_eos: bool
 ) -> PreferenceExample:
     """Encode a row as token ids. `notes` counts rows by remarks for the user on how the chat template writes them.
 
@@ -61,7 +62,7 @@ def encode_preference(
         prompt, responses = cast("tuple[Tokens, tuple[Tokens, ...]]", (row.prompt, row.responses))
         conversation = " ".join(map(str, prompt))
     else:
-        prompt, responses = _encode_texts(row, tokenizer, chat, notes, append_eos)
+        prompt, responses = _encode_texts(row, encoder, chat, notes, append_eos)
         conversation = first_question(row.prompt)  # type: ignore[arg-type]
     if len(set(responses)) < len(responses) and responses.count(responses[row.best]) > 1 and not row.tie:
         raise BadRow(row.where, "different responses become the same tokens", "with identical tokens")
@@ -98,23 +99,30 @@ def goes_through_template(row: PreferenceRow, chat: ChatFormat) -> bool:
 
 
 def _encode_texts(
-    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, changed: Counter[str], append_eos: bool
+    row: PreferenceRow, encoder: Encoder, chat: ChatFormat, changed: Counter[str], append_eos: bool
 ) -> tuple[Tokens, tuple[Tokens, ...]]:
     prompt, responses = cast("tuple[Text, tuple[Text, ...]]", (row.prompt, row.responses))
     if goes_through_template(row, chat):
-        return _by_template(row.where, prompt, responses, Template(tokenizer, chat.options, row.tools), changed)
-    asked = asked_prompt(row.id, prompt, row.tools)
-    before = encode_prompt(asked, tokenizer, PLAIN)
+        template = Template(encoder.tokenizer, chat.options, row.tools)
+        return _by_template(row.where, prompt, responses, template, changed)
+    asked = plain_text(asked_prompt(row.id, prompt, row.tools))
+    before = some_tokens(row.id, encoder.text(asked))
     texts = [plain_response(response, row.where) for response in responses]
-    return before, tuple(_encode_plain(plain_text(asked), before, text, tokenizer, append_eos) for text in texts)
+    return before, tuple(_encode_plain(asked, before, text, encoder, append_eos) for text in texts)
 
 
-def _encode_plain(
-    prompt: str, before: Tokens, response: str, tokenizer: PreTrainedTokenizerBase, append_eos: bool
-) -> Tokens:
+def plain_texts(row: PreferenceRow, chat: ChatFormat) -> Iterator[str]:
+    """Yield the texts that encoding a row of plain texts takes: its prompt, alone and with each response."""
+    prompt = row.prompt
+    if isinstance(prompt, str) and not goes_through_template(row, chat):
+        yield prompt
+        yield from (prompt + response for response in row.responses if isinstance(response, str))
+
+
+def _encode_plain(prompt: str, before: Tokens, response: str, encoder: Encoder, append_eos: bool) -> Tokens:
     """The response's tokens, encoded with the prompt if that leaves the prompt's tokens unchanged, else alone."""
-    tokens = encode_continuation(before, prompt, response, tokenizer)
-    end = tokenizer.eos_token_id
+    tokens = encoder.continuation(before, prompt, response)
+    end = encoder.tokenizer.eos_token_id
     if append_eos and end is not None and tokens[-1:] != (end,):
         return (*tokens, end)
     return tokens

@@ -6,13 +6,21 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from burnish.config.schema_data import DataSource
+from burnish.data.chat import ENCODED_AT_ONCE, Encoder
 from burnish.data.loaded_sources import LoadedSource, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, PreferenceRow, PreferenceRules, read_row
-from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted, goes_through_template
+from burnish.data.preference_tokens import (
+    PreferenceExample,
+    encode_preference,
+    fitted,
+    goes_through_template,
+    plain_texts,
+)
 from burnish.data.rows import over_long_error, reading_row
 from burnish.data.template import ChatFormat, refuse_unused_options
 from burnish.errors import DataError
@@ -112,11 +120,11 @@ def _source_examples(
     changed: Counter[str] = Counter()
     chat, over_long = ChatFormat.of(config.data), config.data.over_long
     reason = f"comparisons over max_tokens ({max_tokens:,})"
-    for read in _comparisons(loaded, rules, config, skipped):
+    for read, encoder in _with_encoder(_comparisons(loaded, rules, config, skipped), tokenizer, chat):
         templated[loaded.source.path] += goes_through_template(read, chat)
         try:
             with reading_row(read.where):
-                example = encode_preference(read, tokenizer, chat, changed, append_eos=config.append_eos)
+                example = encode_preference(read, encoder, chat, changed, append_eos=config.append_eos)
         except BadRow as error:
             _leave_out(error, config, skipped)
             continue
@@ -135,6 +143,16 @@ def _source_examples(
         kept.append(example)
     require_rows(kept, loaded, skipped)
     return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
+
+
+def _with_encoder(
+    rows: Iterator[PreferenceRow], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
+) -> Iterator[tuple[PreferenceRow, Encoder]]:
+    """The rows, each with an encoder that has encoded the texts of many together."""
+    encoder = Encoder(tokenizer)
+    while some := list(islice(rows, ENCODED_AT_ONCE)):
+        encoder.announce(text for row in some for text in plain_texts(row, chat))
+        yield from ((row, encoder) for row in some)
 
 
 def _comparisons(

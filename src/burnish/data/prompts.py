@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 from burnish.config.domains import DomainSettings, Split
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.config.schema_rl import RlFields
-from burnish.data.chat import AUTO, asked_prompt, cut_front, encode_prompt, encode_prompts, turns_of, uses_template
+from burnish.data.chat import (
+    AUTO,
+    ENCODED_AT_ONCE,
+    asked_prompt,
+    cut_front,
+    encode_prompt,
+    encode_prompts,
+    turns_of,
+    uses_template,
+)
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
@@ -30,7 +39,6 @@ if TYPE_CHECKING:
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
 _NOTHING_LEFT = "prompts of which truncation left only the text that the chat template adds after them"
 _COMMON_BEGINNING = "comparisons, where the prompt is what chosen and rejected both begin with"
-_ENCODED_AT_ONCE = 1_000
 
 
 ELSEWHERE = "rows of other domains"
@@ -188,7 +196,7 @@ def _encoded(
 ) -> Iterator[tuple[Row, Prompt, tuple[int, ...]]]:
     """The rows and prompts with their tokens. Only where encoding prompts together fails, they are encoded one by one,
     so that the error names the row."""
-    while some := list(islice(asked, _ENCODED_AT_ONCE)):
+    while some := list(islice(asked, ENCODED_AT_ONCE)):
         tokens = encode_prompts([prompt for _, prompt in some], tokenizer, chat)
         if tokens is None:
             tokens = [reading_row(row.where)(encode_prompt)(prompt, tokenizer, chat) for row, prompt in some]

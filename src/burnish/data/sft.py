@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.config.schema_data import DataSource
 from burnish.data.assistant_turns import encode_with_turns
 from burnish.data.chat import (
     AUTO,
-    PLAIN,
+    ENCODED_AT_ONCE,
+    Encoder,
     asked_prompt,
-    encode_continuation,
-    encode_prompt,
-    encode_text,
     plain_messages,
     plain_text,
+    some_tokens,
     turns_of,
     uses_template,
 )
@@ -27,12 +27,27 @@ from burnish.data.overlap import Asked
 from burnish.data.rows import Row, over_long_error, reading_row, text_at, value_at, weight_at
 from burnish.data.template import ChatFormat, Template, notes_on, refuse_unused_options
 from burnish.errors import DataError
-from burnish.types import Message, Prompt
+from burnish.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Encoded = tuple[tuple[int, ...], tuple[bool, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A text to learn without a chat template, behind a prompt; None in front of a document."""
+
+    prompt: str | None
+    text: str
+
+    def whole(self) -> tuple[str, ...]:
+        """The texts that encoding it takes."""
+        return (self.text,) if self.prompt is None else (self.prompt, self.prompt + self.text)
+
+
+_Read = tuple[str, Row, float, Encoded | _Plain]  # (id, row, weight, what it says)
 Tools = tuple[Mapping[str, Any], ...]
 TrainOn = Literal["all_turns", "last_turn"]
 
@@ -119,14 +134,19 @@ def _source_examples(
     kept: list[SftExample] = []
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
-    for row_id, row in loaded.rows_with_ids():
-        with reading_row(row.where):
-            weight = _weight(loaded, row)
-            if weight == 0:
-                skipped["rows of weight 0"] += 1
-                continue
-            marked = replace(row, may_mark=True)
-            tokens, mask = _encode(loaded, marked, row_id, tokenizer, chat, train_on, changed, templated)
+
+    def read() -> Iterator[_Read]:
+        for row_id, row in loaded.rows_with_ids():
+            with reading_row(row.where):
+                weight = _weight(loaded, row)
+                if weight == 0:
+                    skipped["rows of weight 0"] += 1
+                    continue
+                marked = replace(row, may_mark=True)
+                said = _said(loaded, marked, row_id, tokenizer, chat, train_on, changed, templated)
+                yield row_id, row, weight, said
+
+    for row_id, row, weight, (tokens, mask) in _encoded(read(), tokenizer):
         whole = tokens
         if max_tokens is not None and len(tokens) > max_tokens:
             tokens, mask = _shorten((tokens, mask), max_tokens, over_long, row)
@@ -158,7 +178,18 @@ def _shorten(encoded: Encoded, limit: int, over_long: OverLong, row: Row) -> Enc
     return encoded[0][:limit], encoded[1][:limit]
 
 
-def _encode(
+def _encoded(rows: Iterator[_Read], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, Row, float, Encoded]]:
+    """The rows with their tokens, plain texts of many rows encoded together."""
+    encoder = Encoder(tokenizer)
+    while some := list(islice(rows, ENCODED_AT_ONCE)):
+        encoder.announce(text for *_, said in some if isinstance(said, _Plain) for text in said.whole())
+        for row_id, row, weight, said in some:
+            with reading_row(row.where):
+                tokens = _encode_plain(row_id, said, encoder, row) if isinstance(said, _Plain) else said
+            yield row_id, row, weight, tokens
+
+
+def _said(
     loaded: LoadedSource,
     row: Row,
     row_id: str,
@@ -167,8 +198,8 @@ def _encode(
     train_on: TrainOn,
     changed: Counter[str],
     templated: Counter[str],
-) -> Encoded:
-    """Encode a row with its loss mask. `templated` counts the sources' rows that go through the chat template."""
+) -> Encoded | _Plain:
+    """What a row says, encoded if it goes through the chat template. `templated` counts such rows by source."""
     roles, source = loaded.reading.roles, loaded.source
     if "text" in roles and "completion" not in roles:
         if source.system_prompt is not None or source.prompt_template is not None or {"system", "history"} & set(roles):
@@ -180,7 +211,7 @@ def _encode(
         text = text_at(row, roles["text"], role="text")
         if not text.strip():
             raise DataError(f"{row.where}: the text is empty", remedy="remove the row, or write what to learn")
-        return _encode_document(text, tokenizer, row)
+        return _Plain(None, text)
     asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
     template = Template(tokenizer, chat.options, tools_at(row, roles))
     if "completion" not in roles:
@@ -196,7 +227,8 @@ def _encode(
                 "but with data.chat never it is one text",
                 remedy="set data.chat: auto, or put these turns into the prompt",
             )
-        return _encode_plain_pair(prompt, completion, tokenizer, row)
+        text = completion if isinstance(completion, str) else plain_messages(completion, where=row.where)
+        return _Plain(plain_text(prompt), text)
     templated[source.path] += 1
     answer = (Message("assistant", completion),) if isinstance(completion, str) else completion
     question = turns_of(prompt)
@@ -257,18 +289,11 @@ def _whole_conversation(asked: str | tuple[Message, ...], row: Row, chat: ChatFo
     return asked
 
 
-def _encode_plain_pair(
-    prompt: Prompt, completion: str | tuple[Message, ...], tokenizer: PreTrainedTokenizerBase, row: Row
-) -> Encoded:
-    before = encode_prompt(prompt, tokenizer, PLAIN)
-    text = completion if isinstance(completion, str) else plain_messages(completion, where=row.where)
-    answer = _with_eos(encode_continuation(before, plain_text(prompt), text, tokenizer), tokenizer, row)
+def _encode_plain(row_id: str, plain: _Plain, encoder: Encoder, row: Row) -> Encoded:
+    """The tokens of a pair, trained on behind the prompt, or of a document."""
+    before = () if plain.prompt is None else some_tokens(row_id, encoder.text(plain.prompt))
+    answer = _with_eos(encoder.continuation(before, plain.prompt or "", plain.text), encoder.tokenizer, row)
     return _without_first((*before, *answer), (False,) * len(before) + (True,) * len(answer))
-
-
-def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, row: Row) -> Encoded:
-    tokens = _with_eos(encode_text(text, tokenizer), tokenizer, row)
-    return _without_first(tokens, (True,) * len(tokens))
 
 
 def _with_eos(tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[int, ...]:
