@@ -12,7 +12,7 @@ import count_lines
 import pytest
 from source_trees import SOURCE, parse_folder
 
-from burnish.config.fields import iter_fields
+from burnish.config.fields import all_fields
 from burnish.config.kinds import all_kinds
 
 MAX_ANY_PER_1000_LINES = 9.2
@@ -179,7 +179,7 @@ def schema_numbers() -> dict[str, set[object]]:
     """Name of each field that begins with a number, and the numbers that it begins with in run files of all kinds."""
     found: dict[str, set[object]] = {}
     for run_file in (kind.section for kind in all_kinds()):
-        for field in iter_fields(run_file):
+        for field in all_fields(run_file):
             default = field.info.get_default(call_default_factory=True)
             if type(default) in (int, float):
                 found.setdefault(field.path.rpartition(".")[2], set()).add(default)

@@ -110,7 +110,7 @@ def _hints_inside(value: object, path: str, section: type[BaseModel]) -> list[st
 def _hint(path: str, section: type[BaseModel], siblings: list[str]) -> str:
     parent, _, word = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
-    everywhere = {f.path for f in fields.iter_fields(section)}
+    everywhere = {f.path for f in fields.all_fields(section)}
     elsewhere = [p for p in everywhere if p.rpartition(".")[2] == word]
     told = None if elsewhere else advice(word, section)  # before a field that is only spelt like it
     if told is not None:
@@ -175,7 +175,7 @@ def advice(word: str, section: type[BaseModel]) -> str | None:
     same, differs = _words()
     if word in differs and issubclass(section, RunConfig):
         return differs[word].get(section.kind) or differs[word].get("any")
-    known = {field.path for field in fields.iter_fields(section)}
+    known = {field.path for field in fields.all_fields(section)}
     return f"did you mean {same[word]}? (that is its name here)" if same.get(word) in known else None
 
 

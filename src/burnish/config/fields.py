@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -46,14 +46,17 @@ def field_annotations(section: type[BaseModel]) -> dict[str, object]:
     return {name: hints[name] for name in section.model_fields}
 
 
-def iter_fields(section: type[BaseModel], prefix: str = "") -> Iterator[Field]:
-    """Yield all fields of a section and of the sections inside it, in the order of their declaration."""
+@functools.cache
+def all_fields(section: type[BaseModel], prefix: str = "") -> tuple[Field, ...]:
+    """All fields of a section and of the sections inside it, in the order of their declaration."""
+    found: list[Field] = []
     for name, annotation in field_annotations(section).items():
         path = f"{prefix}{name}"
-        yield Field(path, annotation, section.model_fields[name])
+        found.append(Field(path, annotation, section.model_fields[name]))
         inner, many = inner_section(annotation)
         if inner is not None:
-            yield from iter_fields(inner, f"{path}.{many}." if many else f"{path}.")
+            found += all_fields(inner, f"{path}.{many}." if many else f"{path}.")
+    return tuple(found)
 
 
 def inner_section(annotation: object) -> tuple[type[BaseModel] | None, Many]:

@@ -13,7 +13,7 @@ from burnish.types import Json
 def preset_of(run_file: type[RunConfig], given: Mapping[str, Json]) -> Preset | None:
     """The preset that a run file of this class names, or the default one. None for an unknown name."""
     section, _, field = run_file.preset_field.rpartition(".")
-    known = {item.path: item.info for item in fields.iter_fields(run_file)}.get(run_file.preset_field)
+    known = {item.path: item.info for item in fields.all_fields(run_file)}.get(run_file.preset_field)
     default = None if known is None else known.default
     name = (_section(given, section) if section else given).get(field, default)
     return run_file.presets.get(name) if isinstance(name, str) else None
@@ -27,7 +27,7 @@ def preset_values(preset: Preset, given: Mapping[str, Json]) -> dict[str, Json]:
 
 def values_beneath(run_file: type[RunConfig], resolved: Mapping[str, Json]) -> dict[str, object]:
     """Settings that the defaults and the preset of a resolved run file say, by dotted path."""
-    defaults = {field.path: field.info.get_default(call_default_factory=True) for field in fields.iter_fields(run_file)}
+    defaults = {field.path: field.info.get_default(call_default_factory=True) for field in fields.all_fields(run_file)}
     preset = preset_of(run_file, resolved)
     return defaults | ({} if preset is None else dict(preset.values))
 

@@ -79,7 +79,7 @@ def _kinds() -> str:
 def _sections(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
     """The section and all sections inside it, with their dotted paths; each class once."""
     found = [(path, section)]
-    for field in fields.iter_fields(section):
+    for field in fields.all_fields(section):
         inner, many = fields.inner_section(field.annotation)
         if inner is not None:
             found.append((f"{field.path}.{many}" if many else field.path, inner))

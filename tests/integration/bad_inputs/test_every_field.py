@@ -28,7 +28,7 @@ OWN: dict[str, dict[str, Any]] = {
     "prefer": {"losses": "sigmoid"},
 }
 ITEMS = {"rewards": {"name": "math"}, "losses": {"name": "sigmoid"}}
-CASES = [(kind, field.path) for kind in SECTIONS for field in fields.iter_fields(SECTIONS[kind])]
+CASES = [(kind, field.path) for kind in SECTIONS for field in fields.all_fields(SECTIONS[kind])]
 
 
 def placed(kind: str, path: str, value: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import burnish
-from burnish.config.fields import iter_fields
+from burnish.config.fields import all_fields
 from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 
 READ_THROUGH = {
@@ -31,6 +31,6 @@ def code_outside_of_config() -> str:
 @pytest.mark.parametrize("section", [RlConfig, SftConfig, RmConfig])
 def test_every_field_of_a_run_file_is_read_by_name(section: type[RunConfig]) -> None:
     code = code_outside_of_config()
-    names = {field.path.rpartition(".")[2] for field in iter_fields(section)}
+    names = {field.path.rpartition(".")[2] for field in all_fields(section)}
     unread = {name for name in names if not re.search(rf"\.{READ_THROUGH.get(name, name)}\b", code)}
     assert not unread

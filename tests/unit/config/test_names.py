@@ -11,7 +11,7 @@ from burnish.algorithms.advantages import ESTIMATORS
 from burnish.algorithms.pair_losses import PAIR_LOSSES
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config import explain, names
-from burnish.config.fields import iter_fields
+from burnish.config.fields import all_fields
 from burnish.config.kinds import all_kinds
 from burnish.config.loading import load_run_data
 from burnish.config.presets import PRESETS
@@ -64,9 +64,9 @@ FIELD = re.compile(
 
 @pytest.mark.parametrize("section", [kind.section for kind in all_kinds()], ids=[kind.name for kind in all_kinds()])
 def test_words_of_other_systems_lead_to_fields_that_exist(section) -> None:  # type: ignore[no-untyped-def]
-    known = {field.path for field in iter_fields(section)}
+    known = {field.path for field in all_fields(section)}
     table = yaml.safe_load(explain.WORDS_OF_OTHERS.read_text())
-    assert set(table["same"]) <= {field.path for field in iter_fields(RlConfig)}
+    assert set(table["same"]) <= {field.path for field in all_fields(RlConfig)}
     words = [word for words in table["same"].values() for word in words]
     words += [word for entry in table["differs"] for word in entry["words"]]
     assert len(words) == len(set(words))
