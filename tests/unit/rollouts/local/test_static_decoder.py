@@ -120,6 +120,7 @@ def test_tokens_are_those_of_the_models_own_pass(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix_cases("*-3-fused", "*-64-masked", "*-64-flash")
 @pytest.mark.parametrize("attention", ["fused", "masked", "flash"])
 @pytest.mark.parametrize("rows", [3, 64])
 def test_every_family_and_number_of_rows(
