@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.rows import check_length, describe
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tokens = tuple[int, ...]
+Written = tuple[str, bool]
+"""A text, and whether the chat template wrote it, with its special tokens."""
 
 ENCODED_AT_ONCE = 1_000
 AUTO = ChatFormat()
@@ -36,33 +39,10 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: Chat
     generation prompt, the beginning of the assistant's turn. Raises DataError for a tokenizer without a template, a
     template that refuses the conversation, or a prompt of zero tokens.
     """
-    text, by_template = _written(prompt, tokenizer, chat)
-    return some_tokens(prompt.id, encode_bare(text, tokenizer) if by_template else encode_text(text, tokenizer))
+    return Encoder(tokenizer).prompt(prompt.id, written(prompt, tokenizer, chat))
 
 
-def some_tokens(prompt_id: str, tokens: Tokens) -> Tokens:
-    """The tokens of a prompt. DataError if there are none."""
-    if not tokens:
-        raise DataError(f"prompt {prompt_id}: the tokenizer turns it into zero tokens", remedy="remove the row")
-    return tokens
-
-
-def encode_prompts(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat = AUTO
-) -> list[Tokens] | None:
-    """Encode each as `encode_prompt` does, in one call of the tokenizer, which takes a fraction of the time. None if
-    one of them cannot be encoded: `encode_prompt` says which and why."""
-    with suppress(DataError), reading("encoding prompts together"):
-        written = [_written(prompt, tokenizer, chat) for prompt in prompts]
-        found: list[Tokens] = []
-        for by_template, some in groupby(written, key=lambda one: one[1]):
-            found += _encode_together([text for text, _ in some], tokenizer, bare=by_template)
-        if all(found):
-            return found
-    return None
-
-
-def _written(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat) -> tuple[str, bool]:
+def written(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat) -> Written:
     """The text of the prompt, and whether the chat template wrote it."""
     if not uses_template(prompt, chat):
         return plain_text(prompt), False
@@ -83,21 +63,34 @@ def encode_response(prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBas
 
 
 class Encoder:
-    """Encodes plain texts, and together the ones that are announced, which takes a fraction of the time."""
+    """Encodes texts, and together the ones that are announced, which takes a fraction of the time."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[str, Tokens] = {}
+        self._known: dict[Written, Tokens] = {}
 
-    def announce(self, texts: Iterable[str]) -> None:
-        """Encode these texts, and forget the ones before. If one cannot be encoded, none is: `text` says which."""
-        self._known, wanted = {}, list(dict.fromkeys(texts))
+    def announce(self, texts: Iterable[Written]) -> None:
+        """Encode these texts, and forget the ones before. If one cannot be encoded, none is: `tokens` says which."""
+        self._known = {}
         with suppress(DataError), reading("encoding texts together"):
-            self._known = dict(zip(wanted, _encode_together(wanted, self.tokenizer, bare=False), strict=True))
+            for bare, some in groupby(sorted(set(texts), key=itemgetter(1)), key=itemgetter(1)):
+                together = list(some)
+                found = _encode_together([text for text, _ in together], self.tokenizer, bare=bare)
+                self._known.update(zip(together, found, strict=True))
 
-    def text(self, text: str) -> Tokens:
-        """Tokens of a plain text, as `encode_text` gives them."""
-        return self._known[text] if text in self._known else encode_text(text, self.tokenizer)
+    def tokens(self, text: str, *, by_template: bool = False) -> Tokens:
+        """Tokens of a text, without special tokens if the chat template has written them."""
+        known = self._known.get((text, by_template))
+        if known is not None:
+            return known
+        return encode_bare(text, self.tokenizer) if by_template else encode_text(text, self.tokenizer)
+
+    def prompt(self, prompt_id: str, said: Written) -> Tokens:
+        """Tokens of a prompt. DataError if there are none."""
+        tokens = self.tokens(said[0], by_template=said[1])
+        if not tokens:
+            raise DataError(f"prompt {prompt_id}: the tokenizer turns it into zero tokens", remedy="remove the row")
+        return tokens
 
     def continuation(self, before: Tokens, prompt: str, text: str) -> Tokens:
         """Tokens of a text that continues a plain prompt with the tokens `before`.
@@ -106,7 +99,7 @@ class Encoder:
         then spans the boundary, the text is encoded alone: the prompt must keep the tokens that the policy will be
         given.
         """
-        joined = self.text(prompt + text)
+        joined = self.tokens(prompt + text)
         return joined[len(before) :] if joined[: len(before)] == before else encode_bare(text, self.tokenizer)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import Encoder, asked_prompt, cut_front, plain_text, some_tokens, turns_of
+from burnish.data.chat import Encoder, asked_prompt, cut_front, plain_text, turns_of
 from burnish.data.preference_rows import (
     BadRow,
     PreferenceRow,
@@ -106,7 +106,7 @@ def _encode_texts(
         template = Template(encoder.tokenizer, chat.options, row.tools)
         return _by_template(row.where, prompt, responses, template, changed)
     asked = plain_text(asked_prompt(row.id, prompt, row.tools))
-    before = some_tokens(row.id, encoder.text(asked))
+    before = encoder.prompt(row.id, (asked, False))
     texts = [plain_response(response, row.where) for response in responses]
     return before, tuple(_encode_plain(asked, before, text, encoder, append_eos) for text in texts)
 

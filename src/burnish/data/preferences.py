@@ -151,7 +151,7 @@ def _with_encoder(
     """The rows, each with an encoder that has encoded the texts of many together."""
     encoder = Encoder(tokenizer)
     while some := list(islice(rows, ENCODED_AT_ONCE)):
-        encoder.announce(text for row in some for text in plain_texts(row, chat))
+        encoder.announce((text, False) for row in some for text in plain_texts(row, chat))
         yield from ((row, encoder) for row in some)
 
 

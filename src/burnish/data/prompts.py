@@ -14,12 +14,13 @@ from burnish.config.schema_rl import RlFields
 from burnish.data.chat import (
     AUTO,
     ENCODED_AT_ONCE,
+    Encoder,
     asked_prompt,
     cut_front,
     encode_prompt,
-    encode_prompts,
     turns_of,
     uses_template,
+    written,
 )
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
@@ -194,13 +195,13 @@ def _source_prompts(
 def _encoded(
     asked: Iterator[tuple[Row, Prompt]], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
 ) -> Iterator[tuple[Row, Prompt, tuple[int, ...]]]:
-    """The rows and prompts with their tokens. Only where encoding prompts together fails, they are encoded one by one,
-    so that the error names the row."""
+    """The rows and prompts with their tokens, many encoded together."""
+    encoder = Encoder(tokenizer)
     while some := list(islice(asked, ENCODED_AT_ONCE)):
-        tokens = encode_prompts([prompt for _, prompt in some], tokenizer, chat)
-        if tokens is None:
-            tokens = [reading_row(row.where)(encode_prompt)(prompt, tokenizer, chat) for row, prompt in some]
-        yield from ((row, prompt, own) for (row, prompt), own in zip(some, tokens, strict=True))
+        texts = [reading_row(row.where)(written)(prompt, tokenizer, chat) for row, prompt in some]
+        encoder.announce(texts)
+        for (row, prompt), text in zip(some, texts, strict=True):
+            yield row, prompt, reading_row(row.where)(encoder.prompt)(prompt.id, text)
 
 
 def _cut_prompt(

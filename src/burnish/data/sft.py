@@ -17,7 +17,6 @@ from burnish.data.chat import (
     asked_prompt,
     plain_messages,
     plain_text,
-    some_tokens,
     turns_of,
     uses_template,
 )
@@ -182,7 +181,7 @@ def _encoded(rows: Iterator[_Read], tokenizer: PreTrainedTokenizerBase) -> Itera
     """The rows with their tokens, plain texts of many rows encoded together."""
     encoder = Encoder(tokenizer)
     while some := list(islice(rows, ENCODED_AT_ONCE)):
-        encoder.announce(text for *_, said in some if isinstance(said, _Plain) for text in said.whole())
+        encoder.announce((text, False) for *_, said in some if isinstance(said, _Plain) for text in said.whole())
         for row_id, row, weight, said in some:
             with reading_row(row.where):
                 tokens = _encode_plain(row_id, said, encoder, row) if isinstance(said, _Plain) else said
@@ -291,7 +290,7 @@ def _whole_conversation(asked: str | tuple[Message, ...], row: Row, chat: ChatFo
 
 def _encode_plain(row_id: str, plain: _Plain, encoder: Encoder, row: Row) -> Encoded:
     """The tokens of a pair, trained on behind the prompt, or of a document."""
-    before = () if plain.prompt is None else some_tokens(row_id, encoder.text(plain.prompt))
+    before = () if plain.prompt is None else encoder.prompt(row_id, (plain.prompt, False))
     answer = _with_eos(encoder.continuation(before, plain.prompt or "", plain.text), encoder.tokenizer, row)
     return _without_first((*before, *answer), (False,) * len(before) + (True,) * len(answer))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from burnish.data.chat import asked_prompt, encode_prompt, encode_prompts, encode_response, encode_text
+from burnish.data.chat import Encoder, asked_prompt, encode_prompt, encode_response, encode_text, written
 from burnish.data.template import Chat, ChatFormat
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
@@ -51,7 +51,10 @@ def test_prompts_have_the_same_tokens_together_as_alone(
     tokenizer = new_tokenizer(bos=bos, eos=eos, template=chatml)
     prompts = [asked_prompt(f"p:{n}", one) for n, one in enumerate(asked)]
     alone = [encode_prompt(prompt, tokenizer, ChatFormat(chat)) for prompt in prompts]
-    assert encode_prompts(prompts, tokenizer, ChatFormat(chat)) == alone
+    encoder, texts = Encoder(tokenizer), [written(prompt, tokenizer, ChatFormat(chat)) for prompt in prompts]
+    encoder.announce(texts)
+    assert encoder._known.keys() == set(texts)
+    assert [encoder.prompt("p", text) for text in texts] == alone
 
 
 def test_an_eos_that_the_text_itself_has_stays(new_tokenizer) -> None:
