@@ -1,6 +1,7 @@
-"""The board in a real browser: three clicks to a response, keys, and text that tries to become a program.
+"""The board in a real browser: three clicks to a response, keys, text that tries to become a program, and what axe finds.
 
-Needs Playwright's Python package and a Chromium: `pip install playwright`, `apt-get install chromium`.
+Needs Playwright's Python package and a Chromium: `pip install playwright axe-playwright-python`,
+`apt-get install chromium`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from burnish.board.notes import add_note
 from burnish.board.runs import Runs
 from burnish.board.server import application
 from burnish.outside.listening import UVICORN, listening, url_of
+from burnish.report.report import write_comparison, write_report
 
 uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright)")
@@ -182,6 +184,26 @@ def test_turns_have_their_times_and_tokens_their_entropy(page: Any, url: str) ->
     assert [shade.rpartition(", ")[2] for shade in shades] == ["0.188)", "0.750)"]
     page.goto(f"{url}/#run=first&kind=step&step=1&group=0")
     page.wait_for_selector("#drill button[disabled]:has-text('entropy')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_board_and_report(browser: Any, url: str, runs: Path, tmp_path: Path, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    both = [runs / "first", runs / "second"]
+    reports = write_report(runs / "talk", tmp_path / "one.html"), write_comparison(both, tmp_path / "two.html")
+    page = browser.new_page(color_scheme=scheme)
+    for address, drawn in (
+        (f"{url}/#run=first&run=second", ".chart canvas"),
+        (f"{url}/#run=talk&kind=step&step=1", ".token"),
+        (f"{url}/#run=first&run=second&kind=step&step=5&group=1&beside=second", ".side + .side .token"),
+        *((report.as_uri(), "#curves .chart") for report in reports),
+    ):
+        page.goto("about:blank")
+        page.goto(address)
+        page.wait_for_selector(drawn)
+        faults = axe.run(page).response["violations"]
+        assert [(fault["id"], fault["nodes"][0]["html"]) for fault in faults] == [], address
+    page.close()
 
 
 def test_no_text_of_a_run_becomes_markup(page: Any, url: str) -> None:

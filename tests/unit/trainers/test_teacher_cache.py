@@ -17,7 +17,7 @@ from batches import batch_of
 
 from burnish.errors import ConfigError
 from burnish.forward.batch import Text
-from burnish.forward.divergences import Compared, HeadInput, Likeliest, PromptScores
+from burnish.forward.divergences import Compared, HeadInput, Likeliest
 from burnish.forward.scoring import ResponsePositions
 from burnish.trainers.teacher_cache import KeptTeacher, keep
 
@@ -25,18 +25,14 @@ TEXTS: list[Text] = [((1,), (2, 3)), ((1, 2), (4,)), ((1,), (2, 3)), ((5,), (6, 
 ABOUT = {"top_k": 1, "files": {"model.safetensors": "0a"}}
 
 
-def scores(texts: Sequence[Text]) -> list[PromptScores]:
+def scores(texts: Sequence[Text]) -> list[Likeliest]:
     """The likeliest token after each is the one after next, with a log-probability of -(its id)."""
-    found = []
-    for _, response in texts:
-        ids = torch.tensor(response)[:, None] + 2
-        logprobs = torch.cat((-ids, ids), 1).float()
-        found.append(PromptScores(logprobs[:, 0], ids[:, 0], Likeliest(ids, logprobs)))
-    return found
+    ids = [torch.tensor(response)[:, None] + 2 for _, response in texts]
+    return [Likeliest(own, torch.cat((-own, own), 1).float()) for own in ids]
 
 
 def noting(asked: list[Text], kill_at: int | None = None) -> Any:
-    def score(texts: Sequence[Text]) -> list[PromptScores]:
+    def score(texts: Sequence[Text]) -> list[Likeliest]:
         if len(asked) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         asked.extend(texts)

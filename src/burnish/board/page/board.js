@@ -153,7 +153,7 @@ function drawRuns() {
   const listed = [...runs.values()].filter((run) => run.name.toLowerCase().includes(state.find)).sort((a, b) => b.changed - a.changed || a.name.localeCompare(b.name));
   if (!section.querySelector("tbody")) {
     const find = make("div", { class: "find" }, make("input", { type: "search", placeholder: "find a run", "aria-label": "Find a run", oninput: (event) => { state.find = event.target.value.toLowerCase(); drawRuns(); } }));
-    const head = ["", "run", "state", "step", "last step", "left", "score", "", "kind"].map((text, i) => make("th", { class: i === 8 ? "wide" : i === 4 || i === 5 ? "number" : null }, text));
+    const head = ["", "run", "state", "step", "last step", "left", "score", "", "kind"].map((text, i) => make(text ? "th" : "td", { class: i === 8 ? "wide" : i === 4 || i === 5 ? "number" : null }, text));
     section.replaceChildren(find, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {})));
   }
   section.querySelector(".find").hidden = runs.size < 9;
@@ -377,13 +377,13 @@ function drawWhere(detail) {
   const others = [...runs.keys()].filter((name) => name !== place.run);
   const beside = make("select", { "aria-label": "Another run beside this one", onchange: (event) => go({ kind: place.kind, step: place.step, group: place.group, beside: event.target.value }) },
     make("option", { value: "" }, "–"), ...others.map((name) => make("option", { value: name, selected: name === place.beside }, name)));
-  $("drill").replaceChildren(
+  $("drill").replaceChildren(make("h2", { class: "unseen" }, "Responses"),
     make("div", { class: "where" }, make("button", { type: "button", onclick: () => go({}) }, "‹ curves"), kinds, make("button", { type: "button", "aria-label": "Earlier", onclick: () => move(-1) }, "‹"), exact,
       make("button", { type: "button", "aria-label": "Later", onclick: () => move(1) }, "›"), slider, make("span", { class: "quiet" }, make("kbd", {}, "←"), " ", make("kbd", {}, "→"), " steps  ", make("kbd", {}, "↑"), " ", make("kbd", {}, "↓"), " groups  ", make("kbd", {}, "esc"), " curves")),
     filterRow(),
     make("div", { class: "controls" }, make("label", {}, "tint", segmented(tints, view.tint, tint)), others.length ? make("label", {}, "beside", beside) : null,
       place.kind === "eval" ? null : make("label", {}, "keep this step", make("button", { type: "button", onclick: () => keepRows("best") }, "SFT rows"), make("button", { type: "button", onclick: () => keepRows("pairs") }, "preference rows"))),
-    make("div", { class: "panes" }, make("div", { class: "prompts", role: "list" }), make("div", { class: "sides" })));
+    make("div", { class: "panes" }, make("div", { class: "prompts", role: "group", "aria-label": "Prompts" }), make("div", { class: "sides" })));
 }
 
 function filterRow() {

@@ -202,7 +202,7 @@ function sorted(responses) {
 function promptList(file, refresh) {
   const rewards = file.groups.flatMap((g) => g.responses.map((r) => r.reward)).filter((r) => typeof r === "number");
   const low = Math.min(...rewards), high = Math.max(...rewards);
-  return make("div", { class: "prompts", role: "list" }, ...file.groups.map((group, i) =>
+  return make("div", { class: "prompts", role: "group", "aria-label": "Prompts" }, ...file.groups.map((group, i) =>
     make("button", { type: "button", "aria-current": i === view.group ? "true" : null, onclick: () => { view.group = i; refresh(); } },
       make("span", { class: "text" }, promptText(group.prompt).trim().slice(-160) || "(empty prompt)"),
       make("span", { class: "facts" }, rewardDots(group, low, high), make("span", {}, `mean ${number(meanReward(group))}`)))));
@@ -234,7 +234,7 @@ function lastStep(files) {
 function controls(runs, all, refresh) {
   const files = all[view.run];
   if (!files.length) return make("div", { class: "controls" }, runChoice(runs, all, refresh));
-  const select = make("select", { onchange: (event) => { view.file = Number(event.target.value); view.group = 0; refresh(); } },
+  const select = make("select", { "aria-label": "Step", onchange: (event) => { view.file = Number(event.target.value); view.group = 0; refresh(); } },
     ...files.map((file, i) => make("option", { value: i, selected: i === view.file }, `${file.kind === "eval" ? "evaluation after step" : "training step"} ${file.step}`)));
   const range = valueRange(files[view.file]);
   const hasValues = files.some((file) => file.groups.some((g) => g.responses.some((r) => r.values)));
