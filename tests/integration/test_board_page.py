@@ -1,4 +1,4 @@
-"""The board in a real browser: three clicks to a response, keys, text that tries to become a program, and what axe finds.
+"""The board in a real browser: three clicks to a response, keys, text that tries to become a program, what axe finds.
 
 Needs Playwright's Python package and a Chromium: `pip install playwright axe-playwright-python`,
 `apt-get install chromium`.
