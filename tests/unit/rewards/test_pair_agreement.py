@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stub_judge import shown
 
 from burnish.algorithms.statistics import wilson_interval
 from burnish.cli import main
@@ -93,6 +94,26 @@ def test_check_compares_pairs_with_a_reward(run_file: Path, capsys: pytest.Captu
     assert "of 4 pairs" in capsys.readouterr().out
     assert main(["check", str(run_file), "--reward", "maths"]) == 2
     assert "did you mean 'math'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_check_compares_pairs_with_judges(run_file: Path, stub_judge: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one that scores finds 4 as good as 9; the one that compares prefers the smaller number."""
+
+    def score(messages: Any) -> str:
+        return json.dumps({"score": 1 if int(shown(messages)["response"]) < 4 else 0})
+
+    def compare(messages: Any) -> str:
+        said = shown(messages)
+        return json.dumps({"better": "A" if said["response_a"] < said["response_b"] else "B"})
+
+    for rule, options, said in (
+        (score, {"scale": [0, 1]}, "scores higher in 75.0% of 4 pairs"),
+        (compare, {"form": "pairwise"}, "scores higher in 100.0% of 4 pairs"),
+    ):
+        judge = {"name": "judge", "options": {"url": stub_judge(rule).url, "model": "stub", **options}}
+        assert main(["check", str(run_file), "--reward", json.dumps(judge)]) == 0
+        assert said in capsys.readouterr().out
 
 
 @pytest.mark.slow
