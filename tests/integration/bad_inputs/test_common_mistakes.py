@@ -336,21 +336,13 @@ PLANNED = [
 
 
 @pytest.mark.slow_cases(
-    "critic from a language model",
+    "critic from a language*",
     "critic from nowhere",
-    "evaluation without held-out data",
-    "every prompt too long",
+    "evaluation without*",
+    "*prompt* long*",
+    "*-long prompt*",
     "missing reward file",
-    "over-long prompt as an error",
-    "prompt longer than the context",
-    "reward of the wrong length",
-    "reward that kills its worker",
-    "reward that never ends",
-    "reward that raises",
-    "reward that returns NaN",
-    "reward that returns text",
-    "reward with a syntax error",
-    "reward without parameters",
+    "reward *",
     "token that is two",
 )
 @pytest.mark.parametrize("row", CASES, ids=[row["name"] for row in CASES])
@@ -358,16 +350,7 @@ def test_bad_input_is_told_in_one_message(row: Row, refuse: Refuse) -> None:
     refuse(row)
 
 
-@pytest.mark.slow_cases(
-    "unknown reward",
-    "missing reward file",
-    "missing function",
-    "reward with a syntax error",
-    "reward that imports what is not there",
-    "reward whose neighbour is broken",
-    "reward with an unknown parameter",
-    "reward without parameters",
-)
+@pytest.mark.slow_cases("unknown reward", "missing [rf]*", "reward *")
 @pytest.mark.parametrize("row", PLANNED, ids=[row["name"] for row in PLANNED])
 def test_a_plan_refuses_what_the_run_would_refuse(row: Row, refuse: Refuse) -> None:
     refuse(row)

@@ -259,19 +259,14 @@ ROWS = [*YAML, *NUMBERS, *PATHS, *OVERRIDES]
 
 
 @pytest.mark.slow_cases(
-    "deep list",
-    "deep list that closes",
-    "model.tokenizer: './nowhere'  (rl)",
-    "model.tokenizer: 'run.yaml'  (rl)",
-    "reward of a folder above",
-    "reward of no file",
-    "rollout.max_response_tokens=1000000000000  (rl)",
-    "rollout.max_response_tokens=64  (rl)",
-    "rollout.max_response_tokens=64 eval run.yaml (rl)",
+    "[rv][ua]* deep*",
+    "deep list*",
+    "model.tokenizer: '[./nru]*",
+    "reward of *",
+    "*max_response_tokens=*  (rl)",
+    "*=64 eval*",
     "rollout.stop_token_ids=*  (rl)",
-    "run in a folder whose configuration nests deeply",
-    "value that is deeply nested",
-    "values that are a thousand",
+    "* a thousand",
 )
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
 def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:

@@ -51,13 +51,7 @@ REWARDS = """
 """
 
 
-@pytest.mark.slow_cases(
-    "crash-error-SIGSEGV",
-    "deaf-timeout-timeout_seconds 1",
-    "exit-error-exit status 3",
-    "loop-timeout-timeout_seconds 1",
-    "regex-timeout-timeout_seconds 1",
-)
+@pytest.mark.slow_cases("crash-*", "exit-*", "*-timeout-*")
 @pytest.mark.parametrize(
     ("bad", "status", "words"),
     [

@@ -102,12 +102,7 @@ def gradients(
     return caught, store.row()
 
 
-@pytest.mark.slow_cases(
-    "separate-token_mean",
-    "separate-sequence_mean_token_mean",
-    "separate-sequence_mean_token_sum_norm",
-    "separate-turn_mean_token_mean",
-)
+@pytest.mark.slow_cases("separate-*_mean*")
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("kind", ["separate", "shared"])
 def test_cutting_a_minibatch_changes_no_gradient(kind: str, aggregation: str, monkeypatch: pytest.MonkeyPatch) -> None:
