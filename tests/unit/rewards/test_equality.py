@@ -111,6 +111,16 @@ EQUAL = [
     ("\\infty", "\\infty"),
     ("4", "4.0000"),
     ("pi", "\\pi"),
+    ("73", "m + n = 64 + 9 = 73"),
+    ("12", "f(3) = 12"),
+    ("1/2", "\\lim_{x \\to 0} f(x) = \\frac12"),
+    ("(x-2)(x+3)", "x^2+x-6 = (x-2)(x+3)"),
+    ("3/4", "\\begin{aligned} 4x &= 3 \\\\ x &= \\frac34 \\end{aligned}"),
+    ("(3,4)", "\\begin{cases} x = 3 \\\\ y = 4 \\end{cases}"),
+    ("3/4", "\\text{The answer is } \\frac{3}{4}"),
+    ("12", "B. 12"),
+    ("B", "option (B)"),
+    ("x=3", "2x = 6 \\Rightarrow x = 3"),
 ]
 DIFFERENT = [
     ("n \\le 2", "m \\le 2"),
@@ -155,6 +165,9 @@ DIFFERENT = [
     ("-\\infty", "\\infty"),
     ("A", "a"),
     ("MN", "NM"),
+    ("x+y=5", "5"),
+    ("7", "2x+1=7"),
+    ("4", "\\begin{cases} x = 3 \\\\ y = 4 \\end{cases}"),
 ]
 
 

@@ -391,6 +391,49 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
          ("The answer is 6/7. I don't know which one.", "6/7"), ("The answer is $6/7$ (unsure which).", "6/7"),
          ("The answer is 6/7, but I'm not sure.", "6/7"), ("6/7, though I am not 100% certain", "6/7")],
     ),
+    "a remark behind the answer": (
+        [("The answer is 5, QED.", "5"), ("The answer is 5 by the theorem.", "5"), ("The answer is **5**!!!", "5"),
+         ("The answer is 5, i.e. five.", "5"), ("La réponse est 5, c'est sûr.", "5"), ("{\"answer\": 5}", "5"),
+         ("The answer is 5, and 5 + 3 = 8 as it should be.", "5"), ("The answer is x = 5, y is free.", "5"),
+         ("The answer is 7 and not 6.", "7"), ("The answer is two, not three.", "2"), ("x = 5 ✓", "5"),
+         ("The answer is yes, since 2 divides 4.", "Yes"), ("The total is $45 (3 books at $15 each).", "45"),
+         ("She pays $45 for the 3 books.", "45"), ("It costs $45 in total.", "45"), ("5<|im_end|>", "5"),
+         ("#### 1,200, as required", "1200"), ("#### Step 1: add\nThe answer is 5.", "5"), ("Answer - 5", "5")],
+        [("The answer is 5, and 5 + 3 = 8.", "8"), ("The answer is yes, since 2 divides 4.", "2"),
+         ("The total is $45 (3 books at $15 each).", "15"), ("She pays $45 for the 3 books.", "3"),
+         ("The answer to \"What is 3 + 4?\" is 7.", "3"), ("#### 5 or 6", "5"), ("The answer is two or three.", "2")],
+    ),
+    "the answer in a second form": (
+        [("The answer is 5/6, or about 0.83.", "5/6"), ("The answer is 2√3 ≈ 3.46.", "2\\sqrt{3}"),
+         ("The answer is π ≈ 3.14.", "\\pi"), ("The answer is 0.25 (25%).", "1/4"),
+         ("The answer is 1/2, or equivalently 0.5.", "1/2"), ("The answer is 3 and a half.", "3.5"),
+         ("The answer is 4 times 4, which is 16.", "16")],
+        [("The answer is 5/6, or about 0.9.", "5/6"), ("The answer is 5, or about 6.", "5"),
+         ("The answer is π ≈ 3.14.", "3.14"), ("The answer is 0.25 (30%).", "1/4"), ("The answer is 5 (6).", "5"),
+         ("The answer is 3 and a half.", "3"), ("The answer is 4 times 4, which is 16.", "4")],
+    ),
+    "an answer that is corrected, bounded or split": (
+        [("The answer is 6... wait, actually it's 7.", "7"), ("The answer is 6. Sorry, I meant 7.", "7"),
+         ("The answer is ~~6~~ 7.", "7"), ("The answer is 6, I mean 7.", "7")],
+        [("The answer is 6. Actually, it is 7.", "6"), ("The answer is 6, no, 7.", "6"), ("So 6 is ruled out.", "6"),
+         ("The answer is 6. But that can't be right.", "6"), ("x = 6 doesn't work.", "6"), ("5 or higher", "5"),
+         ("The answer is 6, which is wrong.", "6"), ("The answer is far from 6.", "6"), ("The answer is 5+.", "5"),
+         ("The answer is 5 at most.", "5"), ("The answer is 5 through 6.", "5"), ("The answer is 5~6.", "5"),
+         ("The answer is 5 if n is even and 6 otherwise.", "5"), ("The answer is 5 (maybe 6).", "5"),
+         ("答案可能是15。", "15"), ("答えは15か16です。", "15"), ("El resultado es 2,5.", "5")],
+    ),
+    "the expression around the last number": (
+        [("So x ≤ 2.", "(-\\infty, 2]"), ("So x = 3 and y = 4.", "(3, 4)"), ("Thus $x=3$ and $y=4$.", "(3, 4)"),
+         ("The values are 1, 2, 3.", "\\{1,2,3\\}"), ("So z = 3 + 4i.", "3+4i"), ("So f(x) = x + 1.", "x+1"),
+         ("It takes 2 hours and 15 minutes.", "135 minutes"), ("So x = ±3.", "3,-3"), ("So BC = 2√3.", "2\\sqrt{3}"),
+         ("He makes $15*13=$195.", "195"), ("So 12 x $10 = $120 a year.", "120"), ("In 2024 30 came.", "30"),
+         ("On day 2, 30 came.", "30"), ("She has a 5 dollar bill.", "5"), ("The line is y = 2x + 3.", "2x+3")],
+        [("So x ≤ 2.", "2"), ("So x = 3 and y = 4.", "4"), ("Thus $x=3$ and $y=4$.", "4"), ("So x = ±3.", "3"),
+         ("The values are 1, 2, 3.", "3"), ("So z = 3 + 4i.", "4"), ("So f(x) = x + 1.", "1"),
+         ("It takes 2 hours and 15 minutes.", "15 minutes"), ("The equation is x² + y² = 25.", "25"),
+         ("The ratio is 2 to 3.", "3"), ("The answer is the point (3, 4).", "3"), ("The answer is －12.", "12"),
+         ("The answer is (-∞, 1) ∪ (3, ∞).", "(-\\infty,1)")],
+    ),
 }
 # fmt: on
 
@@ -430,6 +473,7 @@ LONG = [
     "a" * 20000,
     "The answer is " + "5 apples and " * 500,
     "\\boxed{" + "1," * 900 + "1}",
+    "\n" * 20_000,
 ]
 
 

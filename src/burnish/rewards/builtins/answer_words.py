@@ -27,7 +27,7 @@ def pattern(phrases: str, behind: str = "") -> re.Pattern[str]:
 _SET_BY = {  # nouns, and what may follow them: verbs and signs
     "en": (
         r"\b(?:answers?|solution\ssets?|(?:correct|right)\s(?:option|choice)|(?:solutions|roots)(?=\s[^.\n]{0,60}\bare\b))",
-        r"is|are|equals|was|(?:would|must|should)\sbe|(?:comes|comes\sout|turns\sout)\sto(?:\sbe)?",
+        r"is|are|equals|was|(?:would|must|should)\sbe|(?:comes|comes\sout|turns\sout)\sto(?:\sbe)?|[—–-](?=\s)",
     ),
     "zh": ("答案|解答|结果|結果|答", r"应该是|應該是|应为|應為|等于|等於|[是为為]|(?=[\s\d$\\-]|[不并至大小介在])"),
     "zh_choice": ("故选|应选", r"(?=[\sA-J])"),
@@ -36,17 +36,17 @@ _SET_BY = {  # nouns, and what may follow them: verbs and signs
     "ar": ("الإجابة|الجواب|الاجابة", "هي|هو|تساوي|(?=ليس)"),
     "hi": ("उत्तर", "है|(?=\\s)"),
     "ru": (r"\bответ(?:ом)?\b", r"[—–-](?=\s)|равен|это|будет|является|(?=не\s)"),
-    "es": (r"\b(?:respuestas?|soluci[oó]n(?:es)?)\b", "es|son|ser[ií]a"),
-    "fr": (r"\b(?:r[ée]ponses?|solutions?(?=\s(?:est|sont)))\b", "est|sont"),
+    "es": (r"\b(?:respuestas?|soluci[oó]n(?:es)?|resultados?)\b", "es|son|ser[ií]a"),
+    "fr": (r"\b(?:r[ée]ponses?|r[ée]sultats?|solutions?(?=\s(?:est|sont)))\b", "est|sont"),
     "de": (r"\b(?:Antwort|Lösung|Ergebnis)(?:en)?", "lautet|ist|beträgt|sind|lauten"),
-    "pt": (r"\b(?:respostas?|rispost[ae])\b", "[ée]|è|s[ãa]o|sono|ser[ií]a"),
+    "pt": (r"\b(?:respostas?|resultados?|rispost[ae]|risultat[oi]|soluzione)\b", "[ée]|è|s[ãa]o|sono|ser[ií]a"),
     "vi": (r"\b(?:đáp\sán|câu\strả\slời)", "là"),
     "tr": (r"\bcevap", r"(?=\s)"),
 }
 WITH_DECIMAL_COMMA = frozenset(("ru", "es", "fr", "de", "pt", "vi", "tr"))
 # Repeats are bounded: otherwise some responses would make these expressions take quadratic time or worse.
 _ASIDE = (
-    r"(?:\s(?:to|for|of|auf|zu)\s[^.\n:=]{1,60}?|\s(?:final|finale|correct[ae]?|corret[ao]|corrett[ao])"
+    r"(?:\s(?:to|for|of|auf|zu)\s(?:[\"“][^\"”\n]{1,120}[\"”]|[^.\n:=]{1,60}?)|\s(?:final|finale|correct[ae]?|corret[ao]|corrett[ao])"
     r"|\s(?:النهائية|النهائي|الصحيحة))?(?:\sn['’]|\s(?:no|não|non|не)(?=\s))?"
 )
 _SETTING = "|".join(
@@ -58,15 +58,16 @@ ANSWER_IS = re.compile(
 DENIED = pattern(
     r"""not, never, neither, cannot, no longer, \w*n['’]t, doubt, (?:wrong|incorrect|false)\s(?:to|that), no es,
     n['’]est, pas, nicht, keine?, não, non, không, niet, nie, bukan, не, ليست?, 不是, 并非, 不等于, ではな, ではあり,
-    じゃな, 아니, 아닙, ไม่(?:ใช่)?"""
+    じゃな, 아니, 아닙, ไม่(?:ใช่)?, nobody, no one, hardly, far from, by no means, unlikely, differs? from, rules? out"""
 )
 DENIED_BEHIND = re.compile(
-    r"\s*(?:[이가]?\s?(?:ではな|ではあり|じゃな|아니|아닙|değil|नहीं)|(?:is|was)\s(?:wrong|incorrect|not)\b)"
+    r"\s*(?:[이가]?\s?(?:ではな|ではあり|じゃな|아니|아닙|değil|नहीं)|,?\s?(?:which\s)?(?:is|was)\s"
+    r"(?:wrong|incorrect|false|not|impossible|extraneous|ruled\sout)\b|(?:does|do|did)(?:n['’]t|\snot)\swork\b)"
 )
 SUPPOSED = pattern(
     r"""if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought,
     (?:some|many|most|people|others|students)(?:\s\w+)? (?:say|claim|believe|think|guess|get)(?: that)?, si, wenn,
-    falls, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약""",
+    (?:initially|first|originally) (?:said|got), falls, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약""",
     behind=r"(?:\sthat)?(?:\s(?:the|my|our|this|final|correct|die|la|a))*[\s,]*$",
 )
 CORRECTED = pattern(
@@ -77,7 +78,7 @@ OPEN = pattern(
     r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to, under, over,
     above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown, unclear, anything,
     everything, any of, one of, almost, nearly, different, unequal, exceed(?:s|ing)?, bounded, except, other than,
-    entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de, menos de,
+    close to, entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de, menos de,
     au moins, au plus, peut-être, (?:supérieure?|inférieure?) à, plus de, moins de,
     mindestens, höchstens, zwischen, vielleicht, (?:größer|kleiner|mehr|weniger) als,
     pelo menos, no máximo, talvez, (?:maior|menor) (?:do )?que, mais de,
@@ -87,8 +88,10 @@ OPEN = pattern(
     lớn hơn, nhỏ hơn, ít nhất, nhiều nhất, en az, en fazla, कम से कम"""
 )
 OPEN_BEHIND = re.compile(
-    r"(?:\s+[^\W\d_]+){0,3}?[\s,(]*(?:\b(?:alternatively|sorry|remainder|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer)"
-    r"|unless|except|otherwise)\b|≈|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))",
+    r"(?:\s+[^\W\d_]+){0,3}?[\s,(]*(?:\b(?:alternatively|sorry|remainder|at\s(?:most|least)(?!\s\w)"
+    r"|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer|higher|lower|greater|smaller|larger|above|below|over|under|up)"
+    r"|unless|except|otherwise)\b|\+(?!\d)|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))"
+    r"|[\s(,]*\b(?:if|when)\b[^.\n]{0,80}?\b(?:if|when|else|otherwise)\b",
     re.IGNORECASE,
 )
 _WHICH = r"\s(?:(?:of|about)\s)?which(?=\s*(?:$|[.,;!)])|\s(?:of|one|it|is|to)\b)"
@@ -102,14 +105,18 @@ UNDECIDED = re.compile(
     re.IGNORECASE,
 )
 AND_WORDS = any_of(
-    "and, or, и, или, y, o, e(?= (?:não|non)), et, und, oder, ou, أو, 和, 或者?, または, もしくは, 또는, 혹은"
+    r"and, or, и, или, y, o, e(?= (?:não|non)), et, und, oder, ou, أو, 和, 或者?, または, もしくは, 또는, 혹은"
 )
-CONTRAST = r",?\s*\b(?:rather\sthan|instead\sof)"
+CONTRAST = r",?\s{0,9}\b(?:rather\sthan|instead\sof)"
 MINUS = any_of("minus, negative, минус, (?<!al )menos, (?<!au )moins, 负, 負, マイナス, 마이너스")
 TAKEN_BACK = re.compile(
-    r"(?:^|(?<=[.!?}$*\n]))\s*(?:(?:actually|hmm|wait|no|oh|sorry|but)[,.!…\s]+){0,3}(?:that|this|it)(?:['’]s|\sis|\swas)"
-    r"\s(?:wrong|incorrect|false|not\s(?:right|correct)|a\smistake)\b(?!\s(?:that|to))|(?<=[.!?}$*\n])\s*no,?\swait\b",
+    r"(?:^|(?<=[.!?}$*\n]))\s{0,9}(?:(?:actually|hmm|wait|no|oh|sorry|but)[,.!…\s]{1,9}){0,3}(?:that|this|it)"
+    r"(?:(?:['’]s|\sis|\swas)\s(?:wrong|incorrect|false|not\s(?:right|correct)|a\smistake)\b(?!\s(?:that|to))"
+    r"|\scan(?:['’]t|not)\sbe\s(?:right|correct)\b)|(?<=[.!?}$*\n])\s{0,9}no,?\swait\b|[.,;!…—–]\s{0,9}(?:(?:(?:oh|wait|no|sorry|oops|correction)[,.:…—]{1,3}|actually,?|rather,?|I\smean,?)\s{1,3}){1,3}"
+    r"(?:(?:it|that)(?:['’]s|\sis)\s|I\smeant\s|make\s(?:it|that)\s)?(?:actually\s)?(?=[-−$\\]?\d)",
     re.IGNORECASE,
 )
-AND = rf"\(\s*or\b|\\text\s*\{{\s*(?:and|or)\s*\}}|,\s*(?:and|or)\b|[,;、]|{AND_WORDS}"
-TO = rf"{any_of('and, or, to, and/or, 和, bis, до, 到, 至, から')}|-"
+NEARLY = r"\s*(?:≈|,?\s*\(?or\s(?:about|approximately|roughly|around)\b)\s*"
+_AND = r"\(\s*or\b|,?\s*or\sequiv\w*|\((?=[\d./]+%?\))|\\text\s*\{\s*(?:and|or)\s*\}|,\s*(?:and|or)\b|[,;、]|か(?=\d)"
+AND = f"{NEARLY}|{_AND}|{AND_WORDS}"
+TO = rf"{any_of('and, or, to, through, and/or, 和, bis, до, 到, 至, から')}|-|~|\.{{2,3}}|…"

@@ -56,7 +56,7 @@ class Equation:
 
     difference: Expression
     last: Value | None
-    """The last side, if the others have no letters: `2 + 3 = 5` says 5."""
+    """The last side, if it is the value of the others: `2 + 3 = 5`, `m + n = 73`, `x^2 - 1 = (x - 1)(x + 1)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +122,17 @@ _CLOCK = re.compile(r'^(\d{1,2})(?::(\d{2}))?\s*"?\s*([ap])\.?\s?m\.?\s*"?$', re
 _RATIO = re.compile(r"(?<![:\d])\d+(?:\s*:\s*\d+)+$")
 _JOINED = re.compile(r"\s*[,;]\s*(?:and|or)\b|\s*[,;]|\s+(?:and|or)\s+|\s*\\(?:land|lor|text|vee|wedge)\b")
 _NAME = re.compile(
-    r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?|\([a-z](?:,\s*[a-z])+\)|\"[^\"]+\")$"
+    r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\((?:[A-Za-z]|-?\d+)(?:,\s*(?:[A-Za-z]|-?\d+))*\))?|\([a-z](?:,\s*[a-z])+\)"
+    r"|\|[A-Z]\||\"[^\"]+\")$"
 )
+_SUM_OF_NAMES = re.compile(r"\\?[A-Za-z]{1,2}(?:_\{?\w+\}?)?(?:\s*\+\s*\\?[A-Za-z]{1,2}(?:_\{?\w+\}?)?)+")
+_LIMIT = re.compile(r"\\(?:lim|sum|int|prod|max|min)(?![a-z])\s*(?:_\s*\{[^{}]*\})?")
 _NAME_IN = re.compile(r"^(\\?[A-Za-z](?:_\{?\w+\}?)?)\s*\\in\s*")
 _ORDER = re.compile(r"(\\leq|\\geq|<|>)")
 _FLIPPED = {">": "<", "\\geq": "\\leq"}
 _REFUSED = re.compile(r"\\approx|\\neq|\\sim\b|\?|\\to\b|\\implies|\\dots|\\ldots|\\cdots")
 _LABELLED = re.compile(
-    r"(?:\\(?:text|textbf|mathrm)\s*\{\s*)?\(([A-J])\)\s*~?\s*\}?(?:\\[ ,;]|~|\\q?quad\b|\s)*"
+    r"(?:\\(?:text|textbf|mathrm)\s*\{\s*)?(?:\(?([A-J])\)|([A-J])[.:](?=[\s}]))\s*~?\s*\}?(?:\\[ ,;]|~|\\q?quad\b|\s)*"
     r"(-?\s*(?:[\d$]|\\(?!cup|cap|in\b|times)).*)",
     re.DOTALL,
 )
@@ -144,7 +147,7 @@ def equal(gold: str, answer: str) -> bool:
         return gold.strip() == answer.strip()
     labelled = _LABELLED.match(answer)
     if labelled is not None:
-        answer = labelled[1] if re.fullmatch(r"\W*[A-J]\W*", gold) else labelled[2]
+        answer = (labelled[1] or labelled[2]) if re.fullmatch(r"\W*[A-J]\W*", gold) else labelled[3]
     gold, answer = tidy(gold), tidy(answer)
     if spelling(gold) == spelling(answer) != "":
         return True
@@ -162,7 +165,7 @@ def read_value(text: str) -> Value:
     text = _in_digits(text)
     words = _words(text)
     if words is not None:
-        return Several((), "set") if words.text.removeprefix("the ") in _NOTHING else words
+        return Several((), "set") if words.text in _NOTHING else words
     short = _short(text)
     if short is not None:
         return short
@@ -210,7 +213,7 @@ def _words(text: str) -> Words | None:
         return None
     if '"' not in text and not re.fullmatch(r"[^\W\d_]{2,}(?:[\s.,;:!'-]+[^\W\d_]+)*[.!]?", bare):
         return None
-    return Words(re.sub(r"[\s.,;:!'-]+", " ", bare).strip().casefold())
+    return Words(re.sub(r"^(?:an?|the)\s|[\s.,;:!'-]+", " ", bare.casefold()).strip())
 
 
 def _both_signs(text: str) -> Several:
@@ -299,11 +302,12 @@ def _sum_of_units(values: Sequence[Value]) -> Quantity | None:
 
 def _stated(text: str) -> Value | None:
     """A relation (as an interval where it is one), an equation, or `name = value`; None without such a sign."""
-    if _REFUSED.search(text):
+    text = re.split(r"\\(?:implies|Rightarrow)(?![A-Za-z])|⇒", text)[-1]
+    if _REFUSED.search(_LIMIT.sub("", text)):
         exact, sign, near = text.rpartition("\\approx")
         if not sign or _REFUSED.search(exact + near):
             raise UnreadableError("it says no value")
-        return read_value(near if _NAME.match(exact.strip()) else _exact(exact, near))
+        return read_value(near if _NAME.match(exact.strip()) and exact.strip() != "\\pi" else _exact(exact, near))
     sides = _ORDER.split(text)
     if len(sides) > 1:
         return _relation(sides)
@@ -338,10 +342,10 @@ def _equation(parts: Sequence[str]) -> Equation | None:
         difference = read_expression(f"({parts[-2]})-({parts[-1]})")
     except UnreadableError:
         difference = None
-    letters = any(
-        re.search(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r'"[^"]*"', "", part)) for part in parts[:-1]
-    )
-    last = None if letters else read_value(parts[-1])
+    letters = re.search(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r'"[^"]*"', "", parts[-2]))
+    is_identity = difference is not None and difference.names and same(difference, read_expression("0"))
+    is_value = not letters or is_identity or _SUM_OF_NAMES.fullmatch(parts[0]) or _LIMIT.match(parts[0])
+    last = read_value(parts[-1]) if is_value else None
     if difference is None:
         difference = read_expression("0") if last is not None else None
     return None if difference is None else Equation(difference, last)
@@ -430,7 +434,7 @@ def _closes(text: str, width: int) -> bool:
 
 def _same(gold: Value, answer: Value) -> bool:
     """Return whether two values are the same. A name may be missing on one side."""
-    if isinstance(gold, Equation) and gold.last is not None:
+    if isinstance(gold, Equation) and gold.last is not None and not gold.difference.names:
         gold = gold.last
     if isinstance(answer, Equation) and answer.last is not None and not isinstance(gold, Equation):
         answer = answer.last
@@ -477,8 +481,8 @@ def _same(gold: Value, answer: Value) -> bool:
             return len(column) == len(gold.rows) and answer.opening == "(" and _all_same(column, answer.values)
         case Ordered(), Matrix():
             return _same(answer, gold)
-        case _, Several(kind="list") if not isinstance(gold, (Several, Ordered)):  # `0.5 (or 1/2)`
-            return all(_same(gold, value) for value in answer.values)
+        case _, Several(kind="list") if all(_same(gold, value) for value in answer.values):  # `0.5 (or 1/2)`
+            return not isinstance(gold, Several)
         case (Several(), Ordered()) | (Ordered(), Several()):
             return _same_point(gold, answer)
         case Several(values=(only,)), _:

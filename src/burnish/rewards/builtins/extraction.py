@@ -1,9 +1,9 @@
 """Extraction of the answer that a response states.
 
 Places are tried in this order: the last `\\boxed{}`, the last `####`, the last sentence such as "the answer is ...",
-the whole response if it is only an answer, the last formula or number. The first place that says anything decides,
-right or wrong, so that a response cannot hedge with several answers. A sentence that denies or bounds the answer, or
-leaves it open, states none.
+the whole response if it is only an answer, the last number with its expression. The first place that says anything
+decides, right or wrong, so that a response cannot hedge with several answers. A sentence that denies or bounds the
+answer, or leaves it open, states none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ class Statement:
 
 
 SHORT_ANSWER = 200
-_PLAIN = str.maketrans({"\u2044": "/", "٫": ".", "٬": ","})
+_PLAIN = str.maketrans("⁄∕／‐‑﹣－٫٬∙⋅⟨⟩", "///----.,··()")
+_LEFT_OUT = re.compile(r"<<[^<>\n]*>>|<\|\w+\|>|</?s>|(?<=\bsq)\.|~~[^~\n]+~~|(?<=\d)['’](?=\d{3}(?!\d))")
+_SPOKEN = {"times": "×", "plus": "+", "minus": "-", "divided by": "/", "and a half": "1/2", "and a quarter": "1/4"}
+_SPOKEN_SIGN = re.compile(rf"(?<=\d) ({'|'.join(_SPOKEN)})\b(?! (?:as|more|that)\b)")
+_TIMES = re.compile(r"(?<=[\d%]) ?[xX] ?(?=\$?\.?\d)")
+_RATIO_IN_WORDS = re.compile(r"(\bratio\b[^\d.\n]{1,60})(\d+) to (\d+)", re.IGNORECASE)
 _EMPHASIS = re.compile(r"<(b|strong|em|i|u)>([^<>]*)</\1>")
 _SEVERAL = re.compile(r", | or ")
 _BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{|[^\s{])")
@@ -46,7 +51,7 @@ _DENIED_BOX = re.compile(rf"(?:{words.DENIED.pattern}|{words.CONTRAST})[ \t$\\(]
 _HASH = re.compile(r"####[ \t]*([^\n]+)")
 # A formula may not contain its own opening sign: finding the end of many would take quadratic time.
 _FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|(?<![\\$])\$((?:\\\$|[^$\n])+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]",
+    r"\$\$(.+?)\$\$|(?<![\\$])\$((?:\\\$|[^$\n])+?)(?<![\\=+*/-])(?<![=+*/-]\s)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]",
     re.DOTALL,
 )
 _GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^]|[A-Za-z\d])")  # `$2x$ + 1`
@@ -54,22 +59,23 @@ DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 # Three digits behind a comma would be thousands elsewhere: they are left as they stand.
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,])")
 _EUROS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+(?=\s?euros?\b)", re.IGNORECASE)
-_LIST_LETTER = re.compile(r"(?<=[\d$}]) [yoeи] (?=[-\d$\\])")
+_LIST_LETTER = re.compile(r"(?<=[\d$}]) [yoeи] (?=[-\d$\\]|non?\b|não\b)")
 _NUMBER_IN_TEXT = re.compile(
     rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?<![\w)\]}}])[-−–]\s?|(?<![\d)]\s)\b(?i:{words.MINUS})\s)?"
     rf"(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|\d+(?::\d+)+|(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%)?"
 )
 _PROSE = re.compile(
-    rf"(?<![\\A-Za-z{{])(?!(?:{'|'.join(sorted(MATH_WORDS))})\b)[A-Za-z]{{2,}}|[^\x00-\x7fα-ωΑ-Ω\W\d_°²³¹⁰-⁹½¼¾]"
+    rf"(?<![\\A-Za-z{{])(?!(?:{'|'.join(sorted(MATH_WORDS))}|[cmdk]m|kg|m[gLl]|[A-Z]{{2,3}})\b)[A-Za-z]{{2,}}|[^\x00-\x7fα-ωΑ-Ω\W\d_°²³¹⁰-⁹½¼¾]"
+    r"|[⇒→∴\u2600-\u27bf\U0001f300-\U0001faff]"
 )
 _WORDS_IN_FORMULA = re.compile(r"\\(?:text|mbox|mathrm|textbf|operatorname|begin|end)\s*\{[^{}]*\}")
 _SENTENCE_END = re.compile(
-    r"(?<=\d)[.](?=\s|$)|(?<![\d.])[.](?=\s|$|[*_]*$)|[.](?=\s+[A-Z]|$)|[?](?=\s|$)|(?<=[a-z])!(?=\s|$)|\n|[。！？]"
+    r"(?<=\d)[.](?=\s|$)|(?<![\d.])[.](?=\s|$|[*_]*$)|[.](?=\s+[A-Z]|$)|[?](?=\s|$)|(?:(?<=[a-z]{2})|(?<=[\s*_%°]))!(?=\s|$)|(?<!!)!{3,}(?=\s|$)|\n|[。！？]"
 )
 _CLAUSE_END = re.compile(rf"[,;:—，；：、]|\b(?:so|then|therefore|thus|hence|and|but)\b|{_SENTENCE_END.pattern}")
 _NOT_LAST = re.compile(
-    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern})(?:\s+(?!{words.CORRECTED.pattern})\w+){{0,2}}\s*[$\\(]*$"
-    r"|[^=+*/\s-]\s\d+[-–]$",
+    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern})(?:\s+(?!(?:is|are)\b|{words.CORRECTED.pattern})\w+){{0,2}}\s*[$\\(]*"
+    r"(?:是|为)?$|[^=+*/\s-]\s\d+[-–]$",
     re.IGNORECASE,
 )
 _LEAD = re.compile(
@@ -79,25 +85,32 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _LIST_SIGN = re.compile(rf"\s*(?:{words.AND})\s*", re.IGNORECASE)
+_BRACKETED = re.compile(r"\s+\((?=[\d./]+%?\))")
 _MINUS = re.compile(rf"(?:{words.MINUS})\s*(?=[\d.$\\(])", re.IGNORECASE)
 _CONTRAST = re.compile(rf"(?:,\s*(?:and\s)?not|{words.CONTRAST})\s[$\\(]*[-−]?\d[\d.,:/]*\b[$\\)]*", re.IGNORECASE)
 _RANGE = re.compile(r"\s*\d[\d.,]*\s?–\s?\d[\d.,]*\s*\D*")
 _POINT = re.compile(r"(?<![A-Za-z\d])([(\[{](?=[^()\[\]{}]*,)[-−\d\s.,/]*[)\]}])")
 _SAYS = re.compile(r"(?:\b(?:is|are|equals?|get|obtain|have)|:)\s*$")
-_LIST_BEHIND = re.compile(rf"[\d.,\s]*(?:{words.AND_WORDS})\s*", re.IGNORECASE)
+_LISTED = re.compile(rf"\d,\d|{words.AND_WORDS}", re.IGNORECASE)
+_REMARK = re.compile(r"(\d%?(?: [a-z]+)?) \((?!or|maybe|perhaps|possib|un|not)[^()\n]{0,60}[a-z]{2}[^()\n]*\)[\s.!*]*$")
+_BEGINS = re.compile(r"(?:^|(?<=[\s(])|(?<=[^\x00-\x7f]))(?=[^\s,;:.+/×÷)\]<>])")
+# No expression: a letter and a number (`a 5`), or two numbers side by side (`in 2024 30`).
+_BROKEN = re.compile(r"(?<![A-Za-z\\\d])(?<!\d\s)[A-Za-z]\s+[\d$]|\d\s+(?!\d{3}(?!\d))\d+(?![\d\s]*/)")
+_IN_LETTERS = re.compile(r"[^=]*(?:(?<![A-Za-z])[A-Za-z](?![A-Za-z])|\\[A-Za-z]|\|)[^=]*=|[^=]*$")
 _SECOND_VALUE = re.compile(
-    rf"(?:\s*[^\W\d_]+){{0,3}}?\s*(?:,\s*)?(?:{words.TO})\s*(?:{words.OPEN.pattern}|\w+\s)?\s*(?:[$€£]\s?)?\\?[\d$]",
+    rf"(?:\s*[^\W\d_]+){{0,3}}?\s*(?:[,;]\s*)?(?:(?:{words.TO})\s*(?!{words.DENIED.pattern})"
+    rf"(?:{words.OPEN.pattern}|\w+\s)?|\(?(?:maybe|perhaps|possibly)\s)\s*(?:[$€£]\s?)?\\?[\d$](?![^,.;\n]{{0,60}}=)",
     re.IGNORECASE,
 )
 _TOKEN = re.compile(
     rf"""\s*(?:
-      \d{{1,2}}:\d{{2}}\s?[ap]\.?m\b\.? | \\begin\s*\{{[a-zA-Z]*matrix\}}.*?\\end\s*\{{[a-zA-Z]*matrix\}}
+      \d{{1,2}}:\d{{2}}\s?[apAP]\.?[mM]\b\.? | \\begin\s*\{{[a-zA-Z]*matrix\}}.*?\\end\s*\{{[a-zA-Z]*matrix\}}
     | \d+\s(?:out\sof|in)\s\d+(?![\d.,]?\d)
-    | \d+(?:\s?:\s?\d+)+ | \d{{1,3}}(?:[ \u00a0\u202f]\d{{3}})+(?!\d) | (?:{DECIMAL})(?:[eE][-+]?\d+)? | [½⅓⅔¼¾⅛⅜⅝⅞]
+    | \d+(?:\s:\s\d+|:\d+)+ | \d{{1,3}}(?:[ \u00a0\u202f]\d{{3}})+(?!\d) | (?:{DECIMAL})(?:[eE][-+]?\d+)? | [½⅓⅔¼¾⅛⅜⅝⅞]
     | \\(?:text|mbox|mathrm|textbf)\s*\{{[^{{}}]*\}} | \\[A-Za-z]+ | \\[%${{}},;!: \\]
     | (?:{"|".join(sorted(MATH_WORDS))})(?![A-Za-z])
-    | [-+*/^_=!%()\[\]{{}}|<>≤≥±×÷·√π∞°⁻²³⁰¹⁴⁵⁶⁷⁸⁹−–&∈∛] | (?<!\d)' | [$€£¥₹](?=\s*[-\d.(\\])
-    | [x](?=\s*\d) | [A-Za-zα-ω](?![^\W\d_]|['’](?:m|d|s|ll|ve|re)\b)
+    | [-+*/^_=!%()\[\]{{}}|<>≤≥±×÷·√π∞∪∩°⁻²³⁰¹⁴⁵⁶⁷⁸⁹−–&∈∛] | (?<!\d)' | [$€£¥₹](?=\s*[-\d.(\\])
+    | [x](?=\s*\d) | [A-J](?=[で입]) | [A-Za-zα-ω](?![^\W\d_²³¹⁰-⁹ⁿ₀-₉]|['’][^\W\d_]|\.[a-z]\b)
     )""",
     re.VERBOSE | re.DOTALL,
 )
@@ -105,22 +118,24 @@ _PRODUCT = re.compile(
     r"\s*(?!(?:is|an|of|in|or|to|by|so|as|at|if|we|he|it|on|no|be|do|my|up|us|am|pm|st|nd|rd|th|not|but)\b)[A-Za-z]{2,3}(?!\s*[A-Za-z]{3})(?![A-Za-z])"
 )
 _FACTOR = re.compile(rf"(?<=[\d)}}]){_PRODUCT.pattern[3:]}(?=[\^(])")
-_UPPER = re.compile(r"\s*(?:[A-Z]{2,4}|[b-df-hj-np-tv-z]{2,3})(?![A-Za-z])")
+_UPPER = re.compile(r"(?:(?<!\d)\s+)?(?:[A-Z]{2,4}|(?![bm]y|th|st|[nr]d)[b-df-hj-np-tv-z]{2,3})(?![A-Za-z])")
 # A single letter is a unit only behind a space: `5 m`, but not `5m`.
 _UNIT_WORD = re.compile(
-    r"\s*(?:per\b|%|°)|(?P<word>\s*/\s?[A-Za-z]+|\s+[^\W\d_]+|[^\W\d_]{2,}|[^\W\d_a-zA-Z])(?:\^\{?\d\}?|[²³])?"
+    r"\s*(?:per\b|%|°)|(?P<word>\s*/\s?[A-Za-z]+|\s+(?!in\s[a-z])[^\W\d_²³]+|[^\W\d_²³]{2,}|[^\W\d_a-zA-Z²³])(?:\^\{?\d\}?|[²³])?"
 )
-_OF_UNITS = ("square", "cubic")
+_OF_UNITS = ("square", "cubic", "squared", "cubed", "sq")
 _ASKED = re.compile(r"[^.!\n]{0,60}[?？]\s*")
-_NAME = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+){0,2}\.?")
+_NAME = re.compile(r"[*_]*[^\W\d_]+(?:[ -][^\W\d_]+){0,2}[.!]?[*_]*")
+# A name, a day, yes or no in front of a remark, whose numbers are not the answer.
+_NAMED = re.compile(r"(?:(?i:yes|no|true|false)|[A-Z][a-z]+)(?=[*_]*(?:\s*[,;(]|\s(?:because|since|as|who|which)\b))")
 _EQUALS = re.compile(r".*(?:(?:which|that)\s+(?:is|equals)\s|=)(.*)")
 _REASON = re.compile(
-    r",?\s+(?:because|since|as|in\s(?:all|total)|altogether|overall|left|remaining|of\s(?:them|those))\b", re.IGNORECASE
+    r"(?i),(?=\s(?!or\b|and\b|maybe\b|perhaps\b))|,?\s+(?:because|since|as|in\s(?:all|total)|altogether|overall|left|remaining|of\s(?:them|those))\b"
 )
 _HAS = re.compile(
-    r"\b(?:has|have|is|are|makes?|earns?|gets?|pays?|spends?|saves?|needs?|costs?|keeps?)\s(?:(?:still|now|only|exactly)\s)?$"
+    r"(?:\b(?:has|have|is|are|makes?|earns?|gets?|pays?|spends?|saves?|needs?|costs?|keeps?)\s(?:(?:still|now|only|exactly)\s)?|=\s?)$"
 )
-_AFTERWARDS = re.compile(r"[^\n.!?,;:=]*\s(?:after|by|for)\s[a-z]+ing\b(?:\s[a-z]+){0,2}\s")
+_AFTERWARDS = re.compile(r"[^\n.!?,;:=]*\s(?:(?:after|by|for)\s[a-z]+ing\b(?:\s[a-z]+){0,2}|for(?:\s(?:the|all))?)\s")
 _THINGS = re.compile(r"(?:\s(?!(?:he|she|it|they|we|you|I|is|are|has|have|was|were|and|or)\b)\w+){0,4}[.!*\s]*")
 _SMALLER_UNIT = re.compile(r"\s+\d+(?:\.\d+)?(?=\s*[A-Za-z])")
 _CLOCK_WORD = re.compile(r"\s*[ap]\.?\s?m\b\.?", re.IGNORECASE)
@@ -183,8 +198,11 @@ def _ends_of_braces(text: str) -> dict[int, int]:
 
 def hashed(text: str) -> Statement | None:
     """The rest of the line after the last `####`, the convention of GSM8K; None without one."""
-    found = _HASH.findall(text)
-    return Statement(found[-1].strip()) if found else None
+    found = list(_HASH.finditer(text))
+    line = found[-1][1].strip() if found else ""
+    if not line or (re.match(r"[*_]*[^\W\d_]{2}", line) and text[found[-1].end() :].strip() and phrased(line) is None):
+        return None
+    return (phrased(line) or in_sentence(line) or Statement(None)) if _has_prose(line) else Statement(line)
 
 
 def phrased(text: str) -> Statement | None:
@@ -241,13 +259,21 @@ def _values(text: str, limit: int) -> tuple[str, int]:
     answers = joined = ""
     position = end = 0
     while (found := _one(text, position, limit)) is not None:
+        if answers and joined != " or " and _is_remark(found[0], answers, text[found[1] :]):
+            break
         answers, end = f"{answers}{joined}{found[0]}", found[1]
         sign = _LIST_SIGN.match(text, end, max(end, limit))
         if sign is None or words.DENIED.match(text, sign.end()):
             break
-        joined = " or " if "or" in sign[0] else ", "
+        joined = " ≈ " if re.fullmatch(words.NEARLY, sign[0]) else " or " if "or" in sign[0] else ", "
         position = sign.end()
     return answers, end
+
+
+def _is_remark(item: str, values: str, behind: str) -> bool:
+    """Return whether what follows values is no value of a list: `5, and 2 + 3 = 5`, `5, QED`, `x = 5, y is free`."""
+    word = item.isalpha() and (len(item) > 1 or re.match(r"\s+(?:is|are|was|does|can|must|has)\b", behind))
+    return ("=" in item and "=" not in values) or bool(word and re.search(r"\d", values))
 
 
 def _sentence(rest: str) -> str:
@@ -299,10 +325,13 @@ def _expression_end(text: str, limit: int) -> int:
         sign = match[0].strip()
         if sign in ("a", "A", "I", "s") and re.match(r"\s+[A-Za-z]{2}", text[match.end() :]) and not depth:
             break
-        depth += sum(map(sign.count, "([{")) - sum(map(sign.count, ")]}"))
+        closed = sum(map(sign.count, ")]}"))
+        if last and not depth and (closed or _BRACKETED.match(text, position)):
+            break
+        depth += sum(map(sign.count, "([{")) - closed
         position = match.end()
         telling = telling or not sign.isalpha() or len(sign) == 1 or sign.isupper() or sign in MATH_WORDS
-        if not re.fullmatch(r"[-+*/^_=(\[{<>×÷·−–]|\\(?:times|cdot|div|text|approx)", sign):
+        if depth <= 0 and not re.fullmatch(r"[-+*/^_=(\[{<>×÷·−–]|\\(?:times|cdot|div|text|approx)", sign):
             last = position
     return last if telling and last and text[:last].strip(" -–'*_") else 0
 
@@ -322,14 +351,16 @@ def _unit_end(text: str, position: int) -> int:
 
 def _in_words(sentence: str) -> Statement | None:
     """Read a sentence that begins with words: its formula or number, or the words if it has none."""
-    first = next(iter([*_FORMULA.finditer(sentence), *_NUMBER_IN_TEXT.finditer(sentence)]), None)
+    if (named := _NAMED.match(sentence)) is not None:
+        return Statement(named[0])
+    first = next((found for sign in (_FORMULA, _POINT, _NUMBER_IN_TEXT) for found in sign.finditer(sentence)), None)
     if first is None:
         said = _REASON.split(sentence)[0] if leading_number(sentence) is not None else sentence
         return Statement(None if words.OPEN.match(sentence) else said.strip(" .*_\"'`"))
     before = re.split("[,;:，；：]", sentence[: first.start()])[-1]
     if words.DENIED.search(before):
         return None
-    if words.OPEN.search(before):
+    if words.OPEN.search(before) or words.OPEN.match(sentence):
         return Statement(None)
     found = _one(sentence, first.start(), len(sentence))
     if found is None:
@@ -355,32 +386,44 @@ def whole(text: str) -> Statement | None:
 
 
 def last(text: str) -> Statement | None:
-    """The last number in a text, or the formula that contains it; all of `3 or 4`."""
-    text = _CONTRAST.sub("", text)  # `7, not 8`
+    """The last number in a text with its expression or list, or the formula that the text ends with."""
+    text = _REMARK.sub(r"\1", _MINUS.sub("-", _CONTRAST.sub("", text)))  # `7, not 8`, `$45 (3 books at $15)`
     formulas = list(_FORMULA.finditer(text))
-    if formulas and not text[formulas[-1].end() :].strip(" .*") and _SAYS.search(text, 0, formulas[-1].start()):
-        return Statement(_content(formulas[-1]))
+    closing = formulas[-1] if formulas and not text[formulas[-1].end() :].strip(" .*") else None
     final = _telling(text)
+    if closing is not None and (final is None or final.start() < closing.start()):
+        final = closing if "=" in closing[0] or _SAYS.search(text, 0, closing.start()) else final
     if final is None:
         sentence = next(filter(str.strip, reversed(_SENTENCE_END.split(text))), "")
         spelt = in_digits(sentence)
         return None if spelt == sentence or text.rstrip(" *_").endswith("?") else last(spelt)
-    before = _SENTENCE_END.split(text[max(0, final.start() - 60) : final.start()])[-1]
-    behind = text[final.end() : final.end() + 60].lstrip("$\\)]*_}")
-    if (
-        _NOT_LAST.search(before)
-        or words.DENIED_BEHIND.match(behind)
-        or words.OPEN_BEHIND.match(behind)
-        or words.UNDECIDED.match(behind)
-        or _ASKED.fullmatch(text, final.end())
-    ):
+    inside = (found for found in formulas if found.start() < final.end() <= found.end() and not _PROSE.search(found[0]))
+    place, end = next(inside, final).span()
+    begins = next((found.end() for found in formulas if found.start() < place - 120 < found.end()), 0)
+    before = _SENTENCE_END.split(text[max(begins, place - 120) : place])[-1]
+    behind = text[end : end + 60].lstrip("$\\)]*_}")
+    is_open = any(sign.match(behind) for sign in (words.DENIED_BEHIND, words.OPEN_BEHIND, words.UNDECIDED))
+    if is_open or _NOT_LAST.search(before) or _ASKED.fullmatch(text, end):
         return Statement(None)
-    for formula in (*formulas, *_POINT.finditer(text)):
-        if formula.start() <= final.start("body") < formula.end() and not _PROSE.search(_content(formula)):
-            return Statement(_content(formula))
-    unit = text[final.end() : _unit_end(text, final.end())]
-    others = [match for match in _NUMBER_IN_TEXT.finditer(before) if _LIST_BEHIND.fullmatch(before, match.end())]
-    return Statement(", ".join([*map(_number, others), _number(final) + unit]))
+    sentence = before + text[place:end] + _SENTENCE_END.split(text[end : end + 60])[0]
+    return Statement(_around(sentence, len(before), len(before) + end - place))
+
+
+def _around(sentence: str, start: int, stop: int) -> str | None:
+    """Read the longest expression or list that holds a part of a sentence; None without one."""
+    for begins in (*(found.start() for found in _BEGINS.finditer(sentence, 0, start)), start):
+        values, length = _values(sentence[begins:].replace("&", " "), len(sentence))
+        if length < stop - begins or ("\\" not in values and _BROKEN.search(values)):
+            continue
+        alone = _one(sentence, begins, len(sentence))
+        if alone is not None and alone[1] == begins + length:
+            return values if _IN_LETTERS.match(values) else values.rpartition("=")[2]
+        items = _SEVERAL.split(values)
+        named = [re.fullmatch(r"\\?[A-Za-z]\w*\s*=[^=]*", item) for item in items if "=" in item]
+        listed = named or _SAYS.search(sentence, 0, begins) or _LISTED.search(sentence, begins, begins + length)
+        if listed and all(named) and all(re.search(r"[\d∞\\]", item) for item in items):
+            return values
+    return None
 
 
 def _telling(text: str) -> re.Match[str] | None:
@@ -399,6 +442,8 @@ def said(response: str) -> str:
     """Return the part of a response after its thoughts, and after the last thing that it takes back: the content of its
     last `<answer>` tags, or all of it."""
     text = words.TAKEN_BACK.split(after_thoughts(response).translate(_PLAIN))[-1]
+    text = _TIMES.sub(" × ", _LEFT_OUT.sub("", text).replace("plus or minus ", "±"))
+    text = _RATIO_IN_WORDS.sub(r"\1\2:\3", _SPOKEN_SIGN.sub(lambda found: f" {_SPOKEN[found[1]]}", text))
     text = without_points(_EMPHASIS.sub(r"\2", text))
     before, closed, _ = text.rpartition("</answer>")
     _, tag, tagged = before.rpartition("<answer>")

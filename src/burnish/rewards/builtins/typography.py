@@ -26,6 +26,7 @@ _SHIFTED = re.compile(f"([{''.join(_RAISED)}]+)|([{''.join(_LOWERED)}]+)")
 
 _SAME = {
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "frac"),
+    **dict.fromkeys(("bar", "dot"), "overline"),
     **{"varnothing": "emptyset", "le": "leq", "leqslant": "leq", "ge": "geq", "geqslant": "geq", "ne": "neq"},
     **{"lbrace": "{", "rbrace": "}", "varepsilon": "epsilon", "varphi": "phi", "rightarrow": "to", "simeq": "approx"},
 }
@@ -36,11 +37,11 @@ _AS_SIGNS = {
 }
 _INVISIBLE = (
     r"left|right|(?:big|Big|bigg|Bigg)[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|tiny|small|normalsize|"
-    r"large|Large|LARGE|huge|Huge|bf|it|rm|boldmath|mathop|mathstrut|nonumber"
+    r"large|Large|LARGE|huge|Huge|bf|it|rm|boldmath|mathop|mathstrut|nonumber|tt|blacksquare|square"
 )
 _BOXES = (
     r"mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|underbrace|emph|mathbb|mathcal|boxed|fbox"
-    r"|vec|overrightarrow"
+    r"|vec|overrightarrow|bold"
 )
 _WORDS = re.compile(
     r"\\(?:text|mbox|hbox|textbf|textrm|textit|textsf|mathrm|operatorname\*?|textnormal)\s*\{([^{}]*)\}"
@@ -52,18 +53,21 @@ _POINTS = re.compile(
     r'(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3}){2,}(?![.,]?\d)|[1-9]\d{0,2}(?:\.\d{3})+(?=(?:,\d\d)?\s?"?\s?(?:Euro\b|EUR\b|€)))'
     r"(?:,(\d\d)(?!\d))?"
 )
+_LABEL = re.compile(r'\A"?\s*(?:the\s)?(?:final\s)?answer(?:\sis\b|\s*[:=])[:\s"]*|(?<=\d)\."$', re.IGNORECASE)
+_DISPLAY = re.compile(r"\\begin\{(?:(?:align|gather|equation)\w*\*?|split|cases)\}(.*)\\end\{\w+\*?\}", re.DOTALL)
 _UNDER = re.compile(r"(?:\{|^)([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)(?:\}|$)")
 _UNIT_FRACTION = re.compile(r'\\frac\s*\{\s*("[^"]*")\s*\}\s*\{\s*("[^"]*")\s*\}')
 _COUNTED = re.compile(r"(\\?\$?[-+]?\d[\d.,]*%?)\s+(\D+)")
 _ASCII_SIGNS = {">=": r"\geq ", "<=": r"\leq ", "!=": r"\neq ", "=>": r"\implies "}
-_CHOICE = re.compile(r'\s*"?\s*\(?\s*"?\s*\(?([A-Z])\)?\s*"?\s*\)?\s*"?\s*')
+_CHOICE = re.compile(r'\s*"?\s*(?:(?:[Oo]ption|[Cc]hoice)\s+)?\(?\s*"?\s*\(?([A-Z])\)?\s*"?\s*\)?\s*"?\s*')
 _SPELT = {"infinity": r"\infty", "negative infinity": r"-\infty", "all real numbers": r"(-\infty,\infty)"}
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
 def tidy(text: str) -> str:
     """The answer in one spelling, still as LaTeX."""
-    text = _from_unicode(without_delimiters(text))
+    text = _from_unicode(without_delimiters(_DISPLAY.sub(_last_row, without_delimiters(text))))
+    text = re.sub(r"\\sqrt\s+(\d\d+)", r"\\sqrt{\1}", text)
     if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:  # formulas inside a text; a single one is money
         text = re.sub(r"(?<!\\)\$", " ", text)
     text = without_points(_THOUSANDS.sub("", text))
@@ -86,6 +90,7 @@ def tidy(text: str) -> str:
     text = _UNIT_FRACTION.sub(r"\1/\2", text).replace('\\mu "', '"µ').replace('\\mu  "', '"µ')
     text = re.sub(r"(?<=\d) ?x ?(?=10\b)", r"\\times ", text)
     text = re.sub(r"\s+", " ", text).strip().lstrip("=").rstrip(". \\")
+    text = _LABEL.sub("", text)
     choice = _CHOICE.fullmatch(text)
     return _SPELT.get(text.replace('"', "").strip().casefold(), text) if choice is None else choice[1]
 
@@ -144,10 +149,19 @@ def _quoted(found: re.Match[str]) -> str:
     words = found[1].replace("~", " ").strip()
     if re.fullmatch(r"and|or|,|", words, re.IGNORECASE):
         return f" {words.lower()} "
-    if re.fullmatch(r"[ie]|[-+]?[\d.,]+|\(?[A-Z]\)?|[a-z]*(?:sin|cos|tan|log|ln|exp|sqrt)h?", words):
+    if re.fullmatch(r"[ie]|[-+]?[\d.,]+(?:/\d+)?|\(?[A-Z]\)?|[a-z]*(?:sin|cos|tan|log|ln|exp|sqrt)h?", words):
         return f" {words.strip('()') if words.endswith(')') else words} "
     counted = _COUNTED.fullmatch(words)
     return f' {counted[1]} "{counted[2]}" ' if counted else f' "{words}" '.replace('""', "")
+
+
+def _last_row(found: re.Match[str]) -> str:
+    """The last row of a display, where a chain of equations ends; all rows if each gives a letter its value. The rows
+    of a function by cases stay as they are."""
+    rows = [row.replace("&", " ").strip(" \n,.") for row in found[1].split("\\\\") if row.strip()]
+    names = {name[1] for row in rows if (name := re.match(r"([A-Za-z])\s*=", row))}
+    stated = ", ".join(rows if len(names) == len(rows) else rows[-1:])
+    return found[0] if "{cases}" in found[0] and len(names) != len(rows) else stated
 
 
 def _command(found: re.Match[str]) -> str:

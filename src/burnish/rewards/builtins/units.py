@@ -125,7 +125,7 @@ def _behind(text: str) -> tuple[str, Unit | None]:
 def read_unit(text: str) -> Unit | None:
     """The unit that a whole text is; None if it is anything else."""
     reader = _UnitReader()
-    bare = re.sub(r'\s*"\s*', " ", text).strip()
+    bare = re.sub(r'\s*"\s*', " ", text).strip(" ()")
     position = 0
     while position < len(bare):
         match = _FACTOR.match(bare, position)
