@@ -419,6 +419,8 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
          ("The answer is 6. But that can't be right.", "6"), ("x = 6 doesn't work.", "6"), ("5 or higher", "5"),
          ("The answer is 6, which is wrong.", "6"), ("The answer is far from 6.", "6"), ("The answer is 5+.", "5"),
          ("The answer is 5 at most.", "5"), ("The answer is 5 through 6.", "5"), ("The answer is 5~6.", "5"),
+         ("12 is too big.", "12"), ("We can exclude 12.", "12"), ("The answer is any number but 12.", "12"),
+         ("The answer would be 12 if n were even.", "12"), ("The range is 3 to 12.", "12"),
          ("The answer is 5 if n is even and 6 otherwise.", "5"), ("The answer is 5 (maybe 6).", "5"),
          ("答案可能是15。", "15"), ("答えは15か16です。", "15"), ("El resultado es 2,5.", "5")],
     ),

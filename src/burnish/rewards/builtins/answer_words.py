@@ -62,7 +62,7 @@ DENIED = pattern(
 )
 DENIED_BEHIND = re.compile(
     r"\s*(?:[이가]?\s?(?:ではな|ではあり|じゃな|아니|아닙|değil|नहीं)|,?\s?(?:which\s)?(?:is|was)\s"
-    r"(?:wrong|incorrect|false|not|impossible|extraneous|ruled\sout)\b|(?:does|do|did)(?:n['’]t|\snot)\swork\b)"
+    r"(?:wrong|incorrect|false|not|impossible|extraneous|ruled\sout|too)\b|fails\b|(?:does|do|did)(?:n['’]t|\snot)\swork\b)"
 )
 SUPPOSED = pattern(
     r"""if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought,
@@ -78,8 +78,8 @@ OPEN = pattern(
     r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to, under, over,
     above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown, unclear, anything,
     everything, any of, one of, almost, nearly, different, unequal, exceed(?:s|ing)?, bounded, except, other than,
-    close to, entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de, menos de,
-    au moins, au plus, peut-être, (?:supérieure?|inférieure?) à, plus de, moins de,
+    close to, exclude, any number, entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de,
+    menos de, au moins, au plus, peut-être, (?:supérieure?|inférieure?) à, plus de, moins de,
     mindestens, höchstens, zwischen, vielleicht, (?:größer|kleiner|mehr|weniger) als,
     pelo menos, no máximo, talvez, (?:maior|menor) (?:do )?que, mais de,
     tra, almeno, al massimo, forse, (?:maggiore|minore|più|meno) di,
@@ -91,7 +91,7 @@ OPEN_BEHIND = re.compile(
     r"(?:\s+[^\W\d_]+){0,3}?[\s,(]*(?:\b(?:alternatively|sorry|remainder|at\s(?:most|least)(?!\s\w)"
     r"|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer|higher|lower|greater|smaller|larger|above|below|over|under|up)"
     r"|unless|except|otherwise)\b|\+(?!\d)|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))"
-    r"|[\s(,]*\b(?:if|when)\b[^.\n]{0,80}?\b(?:if|when|else|otherwise)\b",
+    r"|[\s(,]*\b(?:if|when)\b[^.\n]{0,80}?\b(?:if|when|else|otherwise|were)\b",
     re.IGNORECASE,
 )
 _WHICH = r"\s(?:(?:of|about)\s)?which(?=\s*(?:$|[.,;!)])|\s(?:of|one|it|is|to)\b)"
@@ -117,6 +117,6 @@ TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 NEARLY = r"\s*(?:≈|,?\s*\(?or\s(?:about|approximately|roughly|around)\b)\s*"
-_AND = r"\(\s*or\b|,?\s*or\sequiv\w*|\((?=[\d./]+%?\))|\\text\s*\{\s*(?:and|or)\s*\}|,\s*(?:and|or)\b|[,;、]|か(?=\d)"
+_AND = r"\(\s*or|,?\s*or\sequiv\w*|\((?=[*+.-9×-]+%?\))|\\text\s*\{\s*(?:and|or)\s*\}|,\s*(?:and|or)\b|[,;、]|か(?=\d)"
 AND = f"{NEARLY}|{_AND}|{AND_WORDS}"
 TO = rf"{any_of('and, or, to, through, and/or, 和, bis, до, 到, 至, から')}|-|~|\.{{2,3}}|…"

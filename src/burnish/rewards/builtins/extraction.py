@@ -75,7 +75,7 @@ _SENTENCE_END = re.compile(
 _CLAUSE_END = re.compile(rf"[,;:—，；：、]|\b(?:so|then|therefore|thus|hence|and|but)\b|{_SENTENCE_END.pattern}")
 _NOT_LAST = re.compile(
     rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern})(?:\s+(?!(?:is|are)\b|{words.CORRECTED.pattern})\w+){{0,2}}\s*[$\\(]*"
-    r"(?:是|为)?$|[^=+*/\s-]\s\d+[-–]$",
+    r"(?:是|为)?$|[^=+*/\s-]\s\d+[-–]$|\d\sto\s$",
     re.IGNORECASE,
 )
 _LEAD = re.compile(
@@ -85,7 +85,7 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _LIST_SIGN = re.compile(rf"\s*(?:{words.AND})\s*", re.IGNORECASE)
-_BRACKETED = re.compile(r"\s+\((?=[\d./]+%?\))")
+_BRACKETED = re.compile(r"\s+\((?=[*+.-9×-]+%?\))")
 _MINUS = re.compile(rf"(?:{words.MINUS})\s*(?=[\d.$\\(])", re.IGNORECASE)
 _CONTRAST = re.compile(rf"(?:,\s*(?:and\s)?not|{words.CONTRAST})\s[$\\(]*[-−]?\d[\d.,:/]*\b[$\\)]*", re.IGNORECASE)
 _RANGE = re.compile(r"\s*\d[\d.,]*\s?–\s?\d[\d.,]*\s*\D*")
@@ -272,7 +272,7 @@ def _values(text: str, limit: int) -> tuple[str, int]:
 
 def _is_remark(item: str, values: str, behind: str) -> bool:
     """Return whether what follows values is no value of a list: `5, and 2 + 3 = 5`, `5, QED`, `x = 5, y is free`."""
-    word = item.isalpha() and (len(item) > 1 or re.match(r"\s+(?:is|are|was|does|can|must|has)\b", behind))
+    word = item.isalpha() and (len(item) > 1 or re.match(r"\s+(?!(?:and|or)\b)[a-z]{2}", behind))
     return ("=" in item and "=" not in values) or bool(word and re.search(r"\d", values))
 
 
