@@ -412,7 +412,7 @@ def last(text: str) -> Statement | None:
 def _around(sentence: str, start: int, stop: int) -> str | None:
     """Read the longest expression or list that holds a part of a sentence; None without one."""
     for begins in (*(found.start() for found in _BEGINS.finditer(sentence, 0, start)), start):
-        values, length = _values(sentence[begins:].replace("&", " "), len(sentence))
+        values, length = _values(sentence[begins:].replace("&", " "), len(sentence) - begins)
         if length < stop - begins or ("\\" not in values and _BROKEN.search(values)):
             continue
         alone = _one(sentence, begins, len(sentence))
