@@ -11,9 +11,11 @@ FOR_RUNS := $(VENV)/.for-runs
 FOR_TESTS := $(VENV)/.for-tests
 FOR_CHECKS := $(VENV)/.for-checks
 ARGS ?=
-# Three on two cores: while a case waits for a process, the others compute.
-JOBS ?= $(shell expr \( $$(nproc 2>/dev/null || echo 2) \* 3 + 1 \) / 2)
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
+# More than cores: while a case waits for a process, the others compute. Slow ones wait longer.
+CORES := $(shell nproc 2>/dev/null || echo 2)
+JOBS ?= $(shell expr \( $(CORES) \* 3 + 1 \) / 2)
+SLOW_JOBS ?= $(shell expr $(CORES) \* 2)
+PYTEST = $(BIN)/python -m pytest --maxprocesses 8 --dist worksteal
 
 # Tests and the demo start many interpreters: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,19 +25,19 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the commands
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ { printf "  make %-16s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo "Variables: PYTHON=python3.12 (for a new .venv), JOBS=4 (test processes), ARGS='...' (further arguments)"
+	@echo "Variables: PYTHON=python3.12 (for a new .venv), JOBS=4 and SLOW_JOBS=4 (test processes), ARGS='...' (further arguments)"
 
 demo: $(FOR_RUNS)  ## teach a tiny transformer arithmetic: supervised, then GRPO; ends with a curve and a report
 	$(BIN)/burnish demo $(ARGS)
 
 test: $(FOR_TESTS)  ## the default tests (under 5 minutes on 2 cores)
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -n $(JOBS) -m "not slow" $(ARGS)
 
 test-units: $(FOR_TESTS)  ## the default tests of single pieces
-	$(PYTEST) -m "not slow" tests/unit $(ARGS)
+	$(PYTEST) -n $(JOBS) -m "not slow" tests/unit $(ARGS)
 
 test-limits: $(FOR_CHECKS)  ## the default tests; fails if a case takes 2 CPU seconds or all of them 360
-	$(PYTEST) -m "not slow" --limits $(ARGS)
+	$(PYTEST) -n $(JOBS) -m "not slow" --limits $(ARGS)
 
 # As on a processor without AVX-512, with a PyTorch that knows no vector extensions and no oneDNN, and no compiler.
 test-plain-cpu: export ATEN_CPU_CAPABILITY := default
@@ -45,10 +47,10 @@ test-plain-cpu: export BURNISH_WITHOUT := onednn,onednn_bfloat16,medium_float32,
 test-plain-cpu: test  ## the default tests with every capability of the processor turned off
 
 test-slow: $(FOR_CHECKS)  ## every case above .3 CPU seconds: learning runs, lost processes, kill-and-resume trials
-	$(PYTEST) -m "slow and not matrix" $(ARGS)
+	$(PYTEST) -n $(SLOW_JOBS) -m "slow and not matrix" $(ARGS)
 
 test-matrix: $(FOR_CHECKS)  ## the rest of the tables of cases, which no commit has to wait for
-	$(PYTEST) -m matrix $(ARGS)
+	$(PYTEST) -n $(SLOW_JOBS) -m matrix $(ARGS)
 
 # Both bring a build of PyTorch for GPUs (some 5 GB) where pip finds no other. The house's rules need no second run.
 test-oldest:  ## the unit tests with the oldest versions that pyproject.toml allows
