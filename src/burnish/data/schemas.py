@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from burnish.config.schema_data import DataSource
@@ -62,17 +62,18 @@ class _Columns:
     first: Mapping[str, Any]
     names: Sequence[str]
     purpose: Purpose
-    claimed: Mapping[str, str] = field(default_factory=dict)
+    claimed: Mapping[str, str]
 
     def has(self, path: str) -> bool:
         return path in self.names or has_column(self.first, path)
 
-    def pick(self, role: str, candidates: Sequence[str]) -> dict[str, str]:
-        """{role: column}: the one named in the run file, else the first existing candidate; empty if none exists."""
+    def pick(self, role: str, candidates: Sequence[str] | None = None) -> dict[str, str]:
+        """{role: column}: the one named in the run file, else the first existing candidate (None: the role's own name);
+        empty if none exists."""
         if role in self.claimed:
             return {role: self.claimed[role]}
-        taken = set(self.claimed.values())
-        return next(({role: name} for name in candidates if self.has(name) and name not in taken), {})
+        taken, names = set(self.claimed.values()), (role,) if candidates is None else candidates
+        return next(({role: name} for name in names if self.has(name) and name not in taken), {})
 
     def pick_only(self, role: str, candidates: Sequence[str]) -> dict[str, str]:
         """Like `pick`, but raises DataError if more than one candidate exists."""
@@ -91,9 +92,10 @@ def recognise(rows: Sequence[Row], source: DataSource, purpose: Purpose) -> Read
     columns = _Columns(source, rows[0].values, column_names(rows), purpose, source.columns)
     _check_claims(columns)
     schema = source.schema_name if source.schema_name != "auto" else _detect(columns)
-    roles = _SCHEMAS[schema](columns)
+    find_roles, needed = _LAYOUTS[schema]
+    roles = find_roles(columns)
     if purpose == "examples":
-        roles |= columns.pick("weight", ("weight",))
+        roles |= columns.pick("weight")
     for role in ("system", "history"):  # many files have these columns and nothing in them
         if role in roles and not any(lookup(row.values, roles[role], None) for row in rows):
             del roles[role]
@@ -102,7 +104,8 @@ def recognise(rows: Sequence[Row], source: DataSource, purpose: Purpose) -> Read
         # The template writes the prompt. Keep the role `prompt`: `{prompt}` in the template may mean its column.
         roles.pop("messages", None)
         roles.pop("input", None)
-    _check_required(schema, roles, columns)
+    _check_needed(needed, schema, roles, columns)
+    _check_purpose(schema, roles, columns)
     return Reading(schema, {role: roles[role] for role in ROLES if role in roles})
 
 
@@ -177,11 +180,7 @@ def _detect_by_content(columns: _Columns) -> str:
         return "prompt_completion" if completed else "prompt"
     if columns.has("text"):
         return "text"
-    raise _not_understood(columns)
-
-
-def _not_understood(columns: _Columns) -> DataError:
-    return DataError(
+    raise DataError(
         f"{columns.source.path}: no known layout; the columns are {', '.join(columns.names) or '(none)'}",
         remedy="name the column of the prompt (columns: {prompt: ..., answer: ...}) or write a prompt_template",
     )
@@ -191,18 +190,17 @@ def _prompt_role(columns: _Columns) -> dict[str, str]:
     if "messages" in columns.claimed:
         return {"messages": columns.claimed["messages"]}
     if columns.has("prompt") or "prompt" in columns.claimed:
-        return columns.pick("prompt", ("prompt",))
+        return columns.pick("prompt")
     if columns.source.prompt_template is not None:
         return columns.pick("prompt", _QUESTIONS)
     if columns.has("instruction") and columns.has("input") and "input" not in columns.claimed.values():
-        return columns.pick_only("prompt", [name for name in _QUESTIONS if name != "input"]) | {
-            "input": "input"
-        }  # Alpaca
+        asked = columns.pick_only("prompt", [name for name in _QUESTIONS if name != "input"])
+        return asked | {"input": "input"}  # Alpaca
     return columns.pick_only("prompt", _QUESTIONS)
 
 
 def _optional_columns(columns: _Columns) -> dict[str, str]:
-    return columns.pick("answer", _ANSWERS) | columns.pick("domain", ("domain",)) | _context(columns)
+    return columns.pick("answer", _ANSWERS) | columns.pick("domain") | _context(columns)
 
 
 def _context(columns: _Columns) -> dict[str, str]:
@@ -219,7 +217,7 @@ def _prompt(columns: _Columns) -> dict[str, str]:
 
 def _prompt_completion(columns: _Columns) -> dict[str, str]:
     if columns.has("completion") or "completion" in columns.claimed:
-        completion = columns.pick("completion", ("completion",))
+        completion = columns.pick("completion")
     else:
         completion = columns.pick_only("completion", _COMPLETIONS)
     return _prompt_role(columns) | _optional_columns(columns) | completion
@@ -230,30 +228,30 @@ def _chat(columns: _Columns) -> dict[str, str]:
 
 
 def _text(columns: _Columns) -> dict[str, str]:
-    found = columns.pick("text", ("text",)) | _optional_columns(columns)
+    found = columns.pick("text") | _optional_columns(columns)
     return {role: name for role, name in found.items() if role not in ("system", "history")}  # a document stands alone
 
 
 def _verl(columns: _Columns) -> dict[str, str]:
     answer = columns.pick("answer", ("reward_model.ground_truth",))
     domain = columns.pick("domain", ("data_source",))
-    completion = columns.pick("completion", ("completion",))
+    completion = columns.pick("completion")
     return _prompt_role(columns) | answer | domain | completion | _context(columns)
 
 
 def _roll(columns: _Columns) -> dict[str, str]:
-    messages = columns.pick("messages", ("messages",))
-    prompt = columns.pick("prompt", ("prompt",)) if columns.source.prompt_template is not None else {}
+    messages = columns.pick("messages")
+    prompt = columns.pick("prompt") if columns.source.prompt_template is not None else {}
     answer = columns.pick("answer", ("ground_truth",))
     return messages | prompt | answer | columns.pick("domain", ("tag", "domain")) | _context(columns)
 
 
 def _preference(columns: _Columns) -> dict[str, str]:
-    pair = columns.pick("chosen", ("chosen",)) | columns.pick("rejected", ("rejected",))
-    shared = columns.pick("prompt", ("prompt",))
+    pair = columns.pick("chosen") | columns.pick("rejected")
+    shared = columns.pick("prompt")
     if not shared and "\n\nAssistant:" not in str(columns.first.get("chosen")):  # transcripts hold their prompt
         shared = _asked(columns)
-    return shared | pair | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _context(columns)
+    return shared | pair | columns.pick("domain") | _optional_of_comparison(columns) | _context(columns)
 
 
 def _asked(columns: _Columns) -> dict[str, str]:
@@ -266,14 +264,13 @@ def _optional_of_comparison(columns: _Columns) -> dict[str, str]:
     """Optional columns of a comparison. They are ignored when rows only serve as prompts."""
     if columns.purpose != "preferences":
         return {}
-    found = (columns.pick(role, (role,)) for role in ("margin", "tie", "weight"))
-    return {role: name for one in found for role, name in one.items()}
+    return columns.pick("margin") | columns.pick("tie") | columns.pick("weight")
 
 
 def _candidates(columns: _Columns) -> dict[str, str]:
-    prompt = columns.pick("prompt", ("prompt",)) or _asked(columns)
+    prompt = columns.pick("prompt") or _asked(columns)
     marked = columns.pick_only("responses", _CANDIDATES) | columns.pick("best", ("best", "label"))
-    return prompt | marked | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _context(columns)
+    return prompt | marked | columns.pick("domain") | _optional_of_comparison(columns) | _context(columns)
 
 
 def _rated(columns: _Columns) -> dict[str, str]:
@@ -281,58 +278,44 @@ def _rated(columns: _Columns) -> dict[str, str]:
         answered = columns.pick("messages", _MESSAGES)
     else:
         answered = _prompt_role(columns) | columns.pick_only("completion", _COMPLETIONS)
-    weight = columns.pick("weight", ("weight",))
-    domain = columns.pick("domain", ("domain",))
-    return answered | columns.pick("label", _RATINGS) | weight | domain | _context(columns)
+    marked = columns.pick("label", _RATINGS) | columns.pick("weight")
+    return answered | marked | columns.pick("domain") | _context(columns)
 
 
 def _token_labels(columns: _Columns) -> dict[str, str]:
-    query = columns.pick("prompt", ("query",)) | columns.pick("best", ("best",))
-    return query | columns.pick("domain", ("domain",))
+    return columns.pick("prompt", ("query",)) | columns.pick("best") | columns.pick("domain")
 
 
-_SCHEMAS = {
-    "prompt": _prompt,
-    "prompt_completion": _prompt_completion,
-    "chat": _chat,
-    "text": _text,
-    "verl": _verl,
-    "roll": _roll,
-    "preference": _preference,
-    "candidates": _candidates,
-    "rated": _rated,
-    "token_labels": _token_labels,
+_LAYOUTS: Mapping[str, tuple[Callable[[_Columns], dict[str, str]], tuple[str, ...]]] = {
+    "prompt": (_prompt, ("prompt",)),
+    "prompt_completion": (_prompt_completion, ("prompt", "completion")),
+    "chat": (_chat, ("messages",)),
+    "text": (_text, ("text",)),
+    "verl": (_verl, ("prompt", "answer")),
+    "roll": (_roll, ("messages",)),
+    "preference": (_preference, ("chosen", "rejected")),
+    "candidates": (_candidates, ("responses", "best")),
+    "rated": (_rated, ("prompt", "completion", "label")),
+    "token_labels": (_token_labels, ("prompt", "best")),
 }
-_REQUIRED = {
-    "prompt": ("prompt",),
-    "prompt_completion": ("prompt", "completion"),
-    "chat": ("messages",),
-    "text": ("text",),
-    "verl": ("prompt", "answer"),
-    "roll": ("messages",),
-    "preference": ("chosen", "rejected"),
-    "candidates": ("responses", "best"),
-    "rated": ("prompt", "completion", "label"),
-    "token_labels": ("prompt", "best"),
-}
+"""Function that finds the columns of each layout, and the roles that it must find."""
 _PROMPT_ROLES = ("prompt", "messages", "text")
 
 
-def _check_required(schema: str, roles: Mapping[str, str], columns: _Columns) -> None:
+def _check_needed(needed: Sequence[str], schema: str, roles: Mapping[str, str], columns: _Columns) -> None:
     source = columns.source
-    templated = ("prompt", "messages") if source.prompt_template is not None else ()
+    given = {*roles}
+    if source.prompt_template is not None:
+        given |= {"prompt", "messages"}
+    if "messages" in roles:
+        given.add("prompt")
     if columns.purpose == "prompts":
-        needed = tuple(role for role in _REQUIRED[schema] if role != "completion")
-    else:
-        needed = _REQUIRED[schema]
-    for role in needed:
-        if role in roles or role in templated or (role == "prompt" and "messages" in roles):
-            continue
+        given.add("completion")  # which a prompt does not need
+    for role in (role for role in needed if role not in given):
         raise DataError(
             f"{source.path}: no column for {role} (layout {schema}); the columns are {', '.join(columns.names)}",
             remedy=f"set columns: {{{role}: ...}}" + (", or write a prompt_template" if role == "prompt" else ""),
         )
-    _check_purpose(schema, roles, columns)
 
 
 def _check_purpose(schema: str, roles: Mapping[str, str], columns: _Columns) -> None:
