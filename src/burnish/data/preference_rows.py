@@ -4,11 +4,10 @@ is rated good or bad."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from burnish.data.chat import plain_messages
 from burnish.data.conversations import checked_messages, in_context, prompt_content, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource
 from burnish.data.rows import Row, common_length, describe, lookup, value_at, weight_at
@@ -69,11 +68,6 @@ class PreferenceRow:
     good: bool | None = None
 
 
-def plain_response(response: Text, where: str) -> str:
-    """The response as text: the contents of its messages, separated by blank lines. DataError for tool calls."""
-    return response if isinstance(response, str) else plain_messages(response, where=where)
-
-
 def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: PreferenceRules) -> PreferenceRow:
     """The comparison in a row. Raises DataError, with file and line, if the row is not a comparison."""
     match loaded.reading.schema:
@@ -128,7 +122,7 @@ def has_prompt(loaded: LoadedSource) -> bool:
 
 def _split_pair(loaded: LoadedSource, row: Row, chosen: Text, rejected: Text) -> tuple[Text, tuple[Text, Text]]:
     """The prompt, and the two responses without it."""
-    prompt = _explicit_prompt(loaded, row)
+    prompt = _explicit_prompt(loaded, row) if has_prompt(loaded) else None
     if not isinstance(chosen, str) and chosen[0].role != "assistant":
         prompt = None  # both conversations hold the prompt themselves
     if prompt is None:
@@ -146,9 +140,9 @@ def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
             remedy="each row needs a list of candidate responses",
         )
     responses = tuple(_as_text_or_turns(value, row, roles["responses"]) for value in values)
-    prompt = _explicit_prompt(loaded, row)
-    if prompt is None:
+    if not has_prompt(loaded):
         raise DataError(f"{loaded.source.path}: candidates need a prompt column", remedy="set columns: {prompt: ...}")
+    prompt = _explicit_prompt(loaded, row)
     best = _best(value_at(row, roles["best"], role="best"), len(responses), row.where)
     return _row(loaded, row_id, row, prompt, responses, best)
 
@@ -162,8 +156,6 @@ def _rated(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
             remedy="write true for a response that should become more likely, false for one that should not",
         )
     prompt = _explicit_prompt(loaded, row)
-    if prompt is None:
-        raise DataError(f"{loaded.source.path}: rated responses need a prompt", remedy="set columns: {prompt: ...}")
     if "completion" in roles:
         response = _text_or_messages(row, roles["completion"], "completion")
     else:
@@ -246,10 +238,9 @@ def _tie(row: Row, column: str) -> bool:
     return bool(value)
 
 
-def _explicit_prompt(loaded: LoadedSource, row: Row) -> Text | None:
+def _explicit_prompt(loaded: LoadedSource, row: Row) -> Text:
+    """The prompt of a source that has a column for it."""
     source, roles = loaded.source, loaded.reading.roles
-    if not has_prompt(loaded):
-        return None
     prompt = prompt_content(row, roles, source.prompt_template)
     if "messages" in roles and not isinstance(prompt, str):
         prompt = without_last_answer(prompt)  # the answers are the responses to compare
@@ -269,45 +260,29 @@ def _as_text_or_turns(value: Any, row: Row, column: str) -> Text:
 
 
 def _common_prompt(chosen: Text, rejected: Text, where: str) -> tuple[Text, Text, Text]:
-    """Return (prompt, chosen, rejected), with the common beginning of both texts as the prompt.
-
-    In transcripts it ends with the last common `Assistant:`, in conversations before the first turn that differs, and
-    in plain text after the last common white space, so that no word is split.
-    """
-    if isinstance(chosen, str) and isinstance(rejected, str):
-        shared = chosen[: common_length(chosen, rejected)]
-        if _ASSISTANT in chosen:
-            end = shared.rfind(_ASSISTANT)
-            if end < 0:
-                _no_common_prompt(where)
-            end += len(_ASSISTANT)
-        else:
-            end = max((i for i, character in enumerate(shared) if character.isspace()), default=0)
-            if not shared[:end].strip():
-                _no_common_prompt(where)
-        return chosen[:end], chosen[end:], rejected[end:]
-    return _common_turns(_turns(chosen), _turns(rejected), where)
-
-
-def _common_turns(
-    chosen: tuple[Message, ...], rejected: tuple[Message, ...], where: str
-) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
-    # An answer of the assistant that both share belongs to the responses: a prompt ends with the other side's turn.
-    end = len(without_last_answer(chosen[: common_length(chosen, rejected)]))
+    """Return (prompt, chosen, rejected), with the common beginning of both, which are written the same way, as the
+    prompt. In conversations it ends before the first turn that differs."""
+    if isinstance(chosen, str):
+        end = _end_of_common_text(chosen, rejected)
+    else:
+        # An answer of the assistant that both share belongs to the responses: a prompt ends with the other side's turn.
+        end = len(without_last_answer(chosen[: common_length(chosen, rejected)]))
     if end == 0:
-        _no_common_prompt(where)
+        raise DataError(
+            f"{where}: chosen and rejected have no common beginning that could be the prompt",
+            remedy="name the column of the prompt (columns: {prompt: ...}), or fix the row",
+        )
     return chosen[:end], chosen[end:], rejected[end:]
 
 
-def _turns(value: Text) -> tuple[Message, ...]:
-    return (Message("assistant", value),) if isinstance(value, str) else value
-
-
-def _no_common_prompt(where: str) -> NoReturn:
-    raise DataError(
-        f"{where}: chosen and rejected have no common beginning that could be the prompt",
-        remedy="name the column of the prompt (columns: {prompt: ...}), or fix the row",
-    )
+def _end_of_common_text(chosen: str, rejected: Text) -> int:
+    """The character at which a common prompt ends, 0 if there is none: in transcripts with the last common
+    `Assistant:`, in plain text after the last common white space, so that no word is split."""
+    shared = chosen[: common_length(chosen, rejected)]
+    if _ASSISTANT in chosen:
+        return shared.rfind(_ASSISTANT) + len(_ASSISTANT) if _ASSISTANT in shared else 0
+    end = max((i for i, character in enumerate(shared) if character.isspace()), default=0)
+    return end if shared[:end].strip() else 0
 
 
 def transcript_messages(text: str) -> tuple[Message, ...]:
@@ -369,8 +344,3 @@ def _name(read: PreferenceRow, number: int) -> str:
 
 def _kind(value: Text) -> str:
     return "text" if isinstance(value, str) else "a list of messages"
-
-
-def message_list(responses: Sequence[Text]) -> list[tuple[Message, ...]]:
-    """Each response as messages of the assistant."""
-    return [_turns(response) for response in responses]

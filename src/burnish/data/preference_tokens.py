@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import Encoder, asked_prompt, cut_front, plain_text, turns_of
+from burnish.data.chat import Encoder, asked_prompt, cut_front, plain_messages, plain_text, turns_of
 from burnish.data.preference_rows import (
     BadRow,
     PreferenceRow,
@@ -16,15 +16,10 @@ from burnish.data.preference_rows import (
     Tokens,
     first_question,
     is_transcript,
-    message_list,
-    plain_response,
     transcript_messages,
 )
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.types import Message
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +102,7 @@ def _encode_texts(
         return _by_template(row.where, prompt, responses, template, changed)
     asked = plain_text(asked_prompt(row.id, prompt, row.tools))
     before = encoder.prompt(row.id, (asked, False))
-    texts = [plain_response(response, row.where) for response in responses]
+    texts = [one if isinstance(one, str) else plain_messages(one, where=row.where) for one in responses]
     return before, tuple(_encode_plain(asked, before, text, encoder, append_eos) for text in texts)
 
 
@@ -135,7 +130,8 @@ def _by_template(
     before: Tokens | None = None
     found: list[Tokens] = []
     notes: set[str] = set()
-    for answer in message_list(responses):
+    for response in responses:
+        answer = (Message("assistant", response),) if isinstance(response, str) else response
         stripped = tuple(replace(message, content=message.content.strip()) for message in answer)
         whole = (*turns, *stripped)
         tokens, mask, noted = encode_with_turns(whole, template, where=where, first_trained=len(turns))
