@@ -6,12 +6,12 @@ an EOS at the end of a prompt. A chat template writes its own, so the tokenizer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from burnish.data.rows import check_length, describe
 from burnish.data.template import ChatFormat, Template
@@ -22,6 +22,7 @@ from burnish.types import Message, Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_Row = TypeVar("_Row")
 Tokens = tuple[int, ...]
 Written = tuple[str, bool]
 """A text, and whether the chat template wrote it, with its special tokens."""
@@ -77,6 +78,12 @@ class Encoder:
                 together = list(some)
                 found = _encode_together([text for text, _ in together], self.tokenizer, bare=bare)
                 self._known.update(zip(together, found, strict=True))
+
+    def announced(self, rows: Iterator[_Row], plain_texts: Callable[[_Row], Iterable[str]]) -> Iterator[_Row]:
+        """Yield the rows, with the plain texts of many announced at a time."""
+        while some := list(islice(rows, ENCODED_AT_ONCE)):
+            self.announce((text, False) for row in some for text in plain_texts(row))
+            yield from some
 
     def tokens(self, text: str, *, by_template: bool = False) -> Tokens:
         """Tokens of a text, without special tokens if the chat template has written them."""

@@ -6,11 +6,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING
 
 from burnish.config.schema_data import DataSource
-from burnish.data.chat import ENCODED_AT_ONCE, Encoder
+from burnish.data.chat import Encoder
 from burnish.data.loaded_sources import LoadedSource, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, PreferenceRow, PreferenceRules, read_row
@@ -120,7 +120,8 @@ def _source_examples(
     changed: Counter[str] = Counter()
     chat, over_long = ChatFormat.of(config.data), config.data.over_long
     reason = f"comparisons over max_tokens ({max_tokens:,})"
-    for read, encoder in _with_encoder(_comparisons(loaded, rules, config, skipped), tokenizer, chat):
+    encoder = Encoder(tokenizer)
+    for read in encoder.announced(_comparisons(loaded, rules, config, skipped), partial(plain_texts, chat=chat)):
         templated[loaded.source.path] += goes_through_template(read, chat)
         try:
             with reading_row(read.where):
@@ -143,16 +144,6 @@ def _source_examples(
         kept.append(example)
     require_rows(kept, loaded, skipped)
     return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
-
-
-def _with_encoder(
-    rows: Iterator[PreferenceRow], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
-) -> Iterator[tuple[PreferenceRow, Encoder]]:
-    """The rows, each with an encoder that has encoded the texts of many together."""
-    encoder = Encoder(tokenizer)
-    while some := list(islice(rows, ENCODED_AT_ONCE)):
-        encoder.announce((text, False) for row in some for text in plain_texts(row, chat))
-        yield from ((row, encoder) for row in some)
 
 
 def _comparisons(

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from burnish.config.schema_data import DataSource
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import (
-    AUTO,
-    ENCODED_AT_ONCE,
-    Encoder,
-    asked_prompt,
-    plain_messages,
-    plain_text,
-    turns_of,
-    uses_template,
-)
+from burnish.data.chat import AUTO, Encoder, asked_prompt, plain_messages, plain_text, turns_of, uses_template
 from burnish.data.conversations import checked_messages, prompt_of, tools_at
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
@@ -47,7 +37,6 @@ class _Plain:
 
 
 _Read = tuple[str, Row, float, Encoded | _Plain]  # (id, row, weight, what it says)
-Tools = tuple[Mapping[str, Any], ...]
 TrainOn = Literal["all_turns", "last_turn"]
 
 
@@ -107,12 +96,9 @@ def load_sft_examples(
     max_tokens: limit on examples. Longer ones are dropped, truncated at the end (or dropped if that leaves nothing to
     train on) or an error, depending on `over_long`, and counted.
     """
-    templated: Counter[str] = Counter()
-    parts = [
-        _source_examples(loaded, tokenizer, max_tokens, over_long, chat, train_on, templated)
-        for loaded in load_sources(sources, "examples")
-    ]
-    refuse_unused_options(chat, applied=templated.total())
+    readers = [_Reader(loaded, tokenizer, chat, train_on) for loaded in load_sources(sources, "examples")]
+    parts = [reader.examples(max_tokens, over_long) for reader in readers]
+    refuse_unused_options(chat, applied=sum(reader.templated for reader in readers))
     return SftSet(
         examples=tuple(example for part in parts for example in part[0]),
         source_sizes=tuple(len(part[0]) for part in parts),
@@ -121,45 +107,103 @@ def load_sft_examples(
     )
 
 
-def _source_examples(
-    loaded: LoadedSource,
-    tokenizer: PreTrainedTokenizerBase,
-    max_tokens: int | None,
-    over_long: OverLong,
-    chat: ChatFormat,
-    train_on: TrainOn,
-    templated: Counter[str],
-) -> tuple[list[SftExample], Understanding]:
-    kept: list[SftExample] = []
-    skipped: Counter[str] = Counter()
-    changed: Counter[str] = Counter()
+@dataclass(slots=True)
+class _Reader:
+    """Reads and encodes the examples of one source. `skipped` and `changed` count its rows by reason, `templated` those
+    that go through the chat template."""
 
-    def read() -> Iterator[_Read]:
-        for row_id, row in loaded.rows_with_ids():
+    loaded: LoadedSource
+    tokenizer: PreTrainedTokenizerBase
+    chat: ChatFormat
+    train_on: TrainOn
+    skipped: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
+    templated: int = 0
+
+    def examples(self, max_tokens: int | None, over_long: OverLong) -> tuple[list[SftExample], Understanding]:
+        """The examples, and a summary of how the source was read. DataError if there are none."""
+        kept: list[SftExample] = []
+        for row_id, row, weight, (tokens, mask) in self._encoded():
+            whole = tokens
+            if max_tokens is not None and len(tokens) > max_tokens:
+                tokens, mask = _shorten((tokens, mask), max_tokens, over_long, row)
+                counter = self.changed if any(mask) else self.skipped
+                counter[_reason(max_tokens, over_long, left=any(mask))] += 1
+            if any(mask):
+                kept.append(SftExample(row_id, tokens, mask, self.loaded.domain_of(row), whole, weight))
+        require_rows(kept, self.loaded, self.skipped)
+        return kept, self.loaded.understanding(kept=len(kept), skipped=self.skipped, changed=self.changed)
+
+    def _encoded(self) -> Iterator[tuple[str, Row, float, Encoded]]:
+        """The rows with their tokens, plain texts of many rows encoded together."""
+        encoder = Encoder(self.tokenizer)
+        for row_id, row, weight, said in encoder.announced(self._read(), _plain_texts):
             with reading_row(row.where):
-                weight = _weight(loaded, row)
+                tokens = _encode_plain(row_id, said, encoder, row) if isinstance(said, _Plain) else said
+            yield row_id, row, weight, tokens
+
+    def _read(self) -> Iterator[_Read]:
+        roles = self.loaded.reading.roles
+        for row_id, row in self.loaded.rows_with_ids():
+            with reading_row(row.where):
+                weight = weight_at(row, roles["weight"], may_be_zero=True) if "weight" in roles else 1.0
                 if weight == 0:
-                    skipped["rows of weight 0"] += 1
+                    self.skipped["rows of weight 0"] += 1
                     continue
-                marked = replace(row, may_mark=True)
-                said = _said(loaded, marked, row_id, tokenizer, chat, train_on, changed, templated)
-                yield row_id, row, weight, said
+                yield row_id, row, weight, self._said(row_id, replace(row, may_mark=True))
 
-    for row_id, row, weight, (tokens, mask) in _encoded(read(), tokenizer):
-        whole = tokens
-        if max_tokens is not None and len(tokens) > max_tokens:
-            tokens, mask = _shorten((tokens, mask), max_tokens, over_long, row)
-            counter = changed if any(mask) else skipped
-            counter[_reason(max_tokens, over_long, left=any(mask))] += 1
-        if any(mask):
-            kept.append(SftExample(row_id, tokens, mask, loaded.domain_of(row), whole, weight))
-    require_rows(kept, loaded, skipped)
-    return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
+    def _said(self, row_id: str, row: Row) -> Encoded | _Plain:
+        """The content of a row, encoded if it goes through the chat template."""
+        roles, chat = self.loaded.reading.roles, self.chat
+        if "text" in roles and "completion" not in roles:
+            return _Plain(None, self._document(row))
+        source = self.loaded.source
+        asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
+        template = Template(self.tokenizer, chat.options, tools_at(row, roles))
+        if "completion" not in roles:
+            return self._encode_turns(_whole_conversation(asked, row, chat), template, row, first_trained=0)
+        prompt = asked_prompt(row_id, asked, template.tools)
+        completion = _completion(row, roles["completion"])
+        if chat.chat == "never" or (isinstance(completion, str) and not uses_template(prompt, chat)):
+            if not isinstance(completion, str) and _left_out(completion, self.train_on, row, 0):
+                raise DataError(
+                    f"{row.where}: turns of the completion are not to be trained on (their marks, or train_on "
+                    f"{self.train_on}), but with data.chat never it is one text",
+                    remedy="set data.chat: auto, or put these turns into the prompt",
+                )
+            text = completion if isinstance(completion, str) else plain_messages(completion, where=row.where)
+            return _Plain(plain_text(prompt), text)
+        answer = (Message("assistant", completion),) if isinstance(completion, str) else completion
+        question = turns_of(prompt)
+        return self._encode_turns((*question, *answer), template, row, first_trained=len(question))
+
+    def _document(self, row: Row) -> str:
+        roles, source = self.loaded.reading.roles, self.loaded.source
+        if source.system_prompt is not None or source.prompt_template is not None or {"system", "history"} & set(roles):
+            raise DataError(
+                f"{source.path}: system prompts, histories and prompt_template need prompts and completions, but these "
+                "rows are plain text",
+                remedy="remove them, or name columns: {prompt: ..., completion: ...}",
+            )
+        text = text_at(row, roles["text"], role="text")
+        if not text.strip():
+            raise DataError(f"{row.where}: the text is empty", remedy="remove the row, or write what to learn")
+        return text
+
+    def _encode_turns(self, turns: tuple[Message, ...], template: Template, row: Row, *, first_trained: int) -> Encoded:
+        """The conversation in token ids, with the assistant's turns from `first_trained` on marked for training."""
+        self.templated += 1
+        left_out = _left_out(turns, self.train_on, row, first_trained)
+        tokens, mask, notes = encode_with_turns(
+            turns, template, where=row.where, first_trained=first_trained, left_out=left_out
+        )
+        self.changed.update(notes + notes_on(turns, template))
+        return _without_first(tokens, mask)
 
 
-def _weight(loaded: LoadedSource, row: Row) -> float:
-    roles = loaded.reading.roles
-    return weight_at(row, roles["weight"], may_be_zero=True) if "weight" in roles else 1.0
+def _plain_texts(read: _Read) -> tuple[str, ...]:
+    """The texts that encoding a row takes, if it is not encoded already."""
+    return read[3].whole() if isinstance(read[3], _Plain) else ()
 
 
 def _reason(max_tokens: int, over_long: OverLong, *, left: bool) -> str:
@@ -175,81 +219,6 @@ def _shorten(encoded: Encoded, limit: int, over_long: OverLong, row: Row) -> Enc
     if over_long == "error":
         raise over_long_error(row.where, "the example has", len(encoded[0]), "max_tokens", limit)
     return encoded[0][:limit], encoded[1][:limit]
-
-
-def _encoded(rows: Iterator[_Read], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, Row, float, Encoded]]:
-    """The rows with their tokens, plain texts of many rows encoded together."""
-    encoder = Encoder(tokenizer)
-    while some := list(islice(rows, ENCODED_AT_ONCE)):
-        encoder.announce((text, False) for *_, said in some if isinstance(said, _Plain) for text in said.whole())
-        for row_id, row, weight, said in some:
-            with reading_row(row.where):
-                tokens = _encode_plain(row_id, said, encoder, row) if isinstance(said, _Plain) else said
-            yield row_id, row, weight, tokens
-
-
-def _said(
-    loaded: LoadedSource,
-    row: Row,
-    row_id: str,
-    tokenizer: PreTrainedTokenizerBase,
-    chat: ChatFormat,
-    train_on: TrainOn,
-    changed: Counter[str],
-    templated: Counter[str],
-) -> Encoded | _Plain:
-    """What a row says, encoded if it goes through the chat template. `templated` counts such rows by source."""
-    roles, source = loaded.reading.roles, loaded.source
-    if "text" in roles and "completion" not in roles:
-        if source.system_prompt is not None or source.prompt_template is not None or {"system", "history"} & set(roles):
-            raise DataError(
-                f"{source.path}: system prompts, histories and prompt_template need prompts and completions, but these "
-                "rows are plain text",
-                remedy="remove them, or name columns: {prompt: ..., completion: ...}",
-            )
-        text = text_at(row, roles["text"], role="text")
-        if not text.strip():
-            raise DataError(f"{row.where}: the text is empty", remedy="remove the row, or write what to learn")
-        return _Plain(None, text)
-    asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
-    template = Template(tokenizer, chat.options, tools_at(row, roles))
-    if "completion" not in roles:
-        turns = _whole_conversation(asked, row, chat)
-        templated[source.path] += 1
-        return _encode_turns(turns, template, row, changed, train_on, first_trained=0)
-    prompt = asked_prompt(row_id, asked, template.tools)
-    completion = _completion(row, roles["completion"])
-    if chat.chat == "never" or (isinstance(completion, str) and not uses_template(prompt, chat)):
-        if not isinstance(completion, str) and _left_out(completion, train_on, row, 0):
-            raise DataError(
-                f"{row.where}: turns of the completion are not to be trained on (their marks, or train_on {train_on}), "
-                "but with data.chat never it is one text",
-                remedy="set data.chat: auto, or put these turns into the prompt",
-            )
-        text = completion if isinstance(completion, str) else plain_messages(completion, where=row.where)
-        return _Plain(plain_text(prompt), text)
-    templated[source.path] += 1
-    answer = (Message("assistant", completion),) if isinstance(completion, str) else completion
-    question = turns_of(prompt)
-    return _encode_turns((*question, *answer), template, row, changed, train_on, first_trained=len(question))
-
-
-def _encode_turns(
-    turns: tuple[Message, ...],
-    template: Template,
-    row: Row,
-    changed: Counter[str],
-    train_on: TrainOn,
-    *,
-    first_trained: int,
-) -> Encoded:
-    """The conversation in token ids, with the assistant's turns from `first_trained` on marked for training."""
-    left_out = _left_out(turns, train_on, row, first_trained)
-    tokens, mask, notes = encode_with_turns(
-        turns, template, where=row.where, first_trained=first_trained, left_out=left_out
-    )
-    changed.update(notes + notes_on(turns, template))
-    return _without_first(tokens, mask)
 
 
 def _left_out(turns: Sequence[Message], train_on: TrainOn, row: Row, first_trained: int) -> set[int]:
