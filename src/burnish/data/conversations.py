@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from burnish.config.schema_data import DataSource
 from burnish.data.rows import Row, column_names, describe, hint, lookup, optional_text_at, text_at, value_at
 from burnish.data.turns import checked_message
 from burnish.errors import DataError
@@ -116,14 +117,12 @@ def _unknown_column(name: str, row: Row, field: str) -> DataError:
     )
 
 
-def prompt_of(
-    row: Row, roles: Mapping[str, str], *, template: str | None, system_prompt: str | None
-) -> str | tuple[Message, ...]:
+def prompt_of(row: Row, roles: Mapping[str, str], source: DataSource) -> str | tuple[Message, ...]:
     """The prompt in a row: plain text, or a conversation if the row has one, a system prompt or a history."""
-    asked = prompt_content(row, roles, template)
+    asked = prompt_content(row, roles, source.prompt_template)
     if isinstance(asked, str) and not asked.strip():
         raise DataError(f"{row.where}: the prompt is empty", remedy="remove the row or name another prompt column")
-    return in_context(asked, row, roles, system_prompt)
+    return in_context(asked, row, roles, source.system_prompt)
 
 
 def prompt_content(row: Row, roles: Mapping[str, str], template: str | None) -> str | tuple[Message, ...]:

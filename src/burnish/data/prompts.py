@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, Split
@@ -112,7 +112,7 @@ def load_prompts(
     """
     parts = [
         _source_prompts(
-            loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, room, query, rows, offered
+            _Reader(loaded, chat, rows), tokenizer, max_prompt_tokens, over_long, context_tokens, room, query, offered
         )
         for loaded in load_sources(sources, "prompts")
     ]
@@ -131,43 +131,87 @@ def load_prompts(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the prompts of one source, all or those of one domain, and counts its rows by reason."""
+
+    loaded: LoadedSource
+    chat: ChatFormat
+    only: DomainRows | None
+    skipped: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
+
+    def prompts(self) -> Iterator[tuple[Row, Prompt]]:
+        """Yield the prompts with their rows."""
+        for row_id, row in self.loaded.rows_with_ids():
+            read = self._prompt(row_id, row)
+            prompt = read if self.only is None else self.only.with_domain(read)
+            if prompt is None:
+                self.skipped[ELSEWHERE] += 1
+            else:
+                yield row, prompt
+
+    def understanding(self, kept: int) -> Understanding:
+        """Summarise the source, of whose prompts so many are used."""
+        found = self.loaded.understanding(kept=kept, skipped=self.skipped, changed=self.changed)
+        return found if self.only is None else replace(found, domain=self.only.domain)
+
+    def _prompt(self, row_id: str, row: Row) -> Prompt:
+        roles = self.loaded.reading.roles
+        with reading_row(row.where):
+            asked = self._asked(row)
+            answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
+            domain, tools = self.loaded.domain_of(row), tools_at(row, roles)
+            if not isinstance(asked, str):
+                messages = without_last_answer(asked)
+                if not any(message.role != "system" for message in messages):
+                    raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user turn")
+                if len(messages) != len(asked):
+                    self.changed[_ANSWER_CUT] += 1
+                asked = messages
+            return replace(asked_prompt(row_id, asked, tools), answer=answer, domain=domain, columns=row.values)
+
+    def _asked(self, row: Row) -> str | tuple[Message, ...]:
+        """The prompt of a row. For a comparison, it is the one that `burnish rm` would use, in the same form."""
+        loaded = self.loaded
+        if loaded.reading.schema != "preference":
+            return prompt_of(row, loaded.reading.roles, loaded.source)
+        try:
+            asked = shared_prompt(loaded, row)
+        except BadRow as error:
+            raise DataError(error.message, remedy="fix or remove the row") from error
+        if not has_prompt(loaded):
+            self.changed[_COMMON_BEGINNING] += 1
+        if self.chat.chat == "always" and isinstance(asked, str) and is_transcript(asked):
+            return transcript_messages(asked)
+        return asked
+
+
 _Encoded = list[tuple[Prompt, tuple[int, ...], tuple[int, ...]]]  # (prompt, tokens, tokens before they were cut)
 
 
 def _source_prompts(
-    loaded: LoadedSource,
+    reader: _Reader,
     tokenizer: PreTrainedTokenizerBase,
     max_prompt_tokens: int | None,
     over_long: OverLong,
-    chat: ChatFormat,
     context_tokens: int | None,
     room: int,
     query: QueryConfig | None,
-    rows: DomainRows | None,
     offered: tuple[Mapping[str, Json], ...],
 ) -> tuple[_Encoded, Understanding]:
+    loaded, chat, skipped, changed = reader.loaded, reader.chat, reader.skipped, reader.changed
     cuts = query if loaded.reading.schema == "text" and loaded.source.prompt_template is None else None
     kept: _Encoded = []
-    skipped: Counter[str] = Counter()
-    changed: Counter[str] = Counter()
 
     def asked() -> Iterator[tuple[Row, Prompt]]:
-        """The rows that are of this domain and ask something, with what they ask."""
-        for row_id, row in loaded.rows_with_ids():
-            prompt = _prompt(loaded, row_id, row, changed, chat)
-            if rows is not None:
-                named = rows.with_domain(prompt)
-                if named is None:
-                    skipped[ELSEWHERE] += 1
-                    continue
-                prompt = named
-            if cuts is not None:
-                cut = _cut_prompt(prompt, cuts, tokenizer, max_prompt_tokens, chat)
-                if cut is None:
-                    skipped[_no_query_reason(cuts, max_prompt_tokens)] += 1
-                    continue
-                prompt = cut
-            yield row, replace(prompt, tools=(*offered, *prompt.tools)) if offered else prompt
+        """Yield the prompts, as queries if documents are cut into these, with all tools that they offer."""
+        for row, prompt in reader.prompts():
+            cut = prompt if cuts is None else _cut_prompt(prompt, cuts, tokenizer, max_prompt_tokens, chat)
+            if cut is not None:
+                yield row, replace(cut, tools=(*offered, *cut.tools)) if offered else cut
+            elif cuts is not None:
+                skipped[_no_query_reason(cuts, max_prompt_tokens)] += 1
 
     for row, prompt, whole in _encoded(asked(), tokenizer, chat):
         tokens: tuple[int, ...] | None = whole
@@ -186,9 +230,7 @@ def _source_prompts(
         kept.append((prompt, tokens, whole))
     if not skipped[ELSEWHERE]:
         require_rows(kept, loaded, skipped)
-    understanding = loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
-    if rows is not None:
-        understanding = replace(understanding, domain=rows.domain)
+    understanding = reader.understanding(len(kept))
     return kept, understanding if cuts is None else replace(understanding, query=_cut_description(cuts))
 
 
@@ -229,40 +271,6 @@ def _cut_description(query: QueryConfig) -> str:
     return f"between {start} and {query.end_text!r}"
 
 
-def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], chat: ChatFormat) -> Prompt:
-    roles = loaded.reading.roles
-    with reading_row(row.where):
-        asked = _prompt_of_row(loaded, row, changed, chat)
-        answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
-        domain, tools = loaded.domain_of(row), tools_at(row, roles)
-        if not isinstance(asked, str):
-            messages = without_last_answer(asked)
-            if not any(message.role != "system" for message in messages):
-                raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user turn")
-            if len(messages) != len(asked):
-                changed[_ANSWER_CUT] += 1
-            asked = messages
-        return replace(asked_prompt(row_id, asked, tools), answer=answer, domain=domain, columns=row.values)
-
-
-def _prompt_of_row(
-    loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatFormat
-) -> str | tuple[Message, ...]:
-    """The prompt of a row. For a comparison, it is the prompt that `burnish rm` would use, in the same form."""
-    source = loaded.source
-    if loaded.reading.schema != "preference":
-        return prompt_of(row, loaded.reading.roles, template=source.prompt_template, system_prompt=source.system_prompt)
-    try:
-        asked = shared_prompt(loaded, row)
-    except BadRow as error:
-        raise DataError(error.message, remedy="fix or remove the row") from error
-    if not has_prompt(loaded):
-        changed[_COMMON_BEGINNING] += 1
-    if chat.chat == "always" and isinstance(asked, str) and is_transcript(asked):
-        return transcript_messages(asked)
-    return asked
-
-
 def _shorten(
     tokens: tuple[int, ...], limit: int, over_long: OverLong, row: Row, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...] | None:
@@ -299,17 +307,10 @@ def read_prompts(
 ) -> tuple[list[Prompt], list[Understanding]]:
     """Read the prompts of all sources (with `of`, of one domain), and summarise each source. No tokenizer is used, so
     no length limit applies."""
-    prompts: list[Prompt] = []
-    understandings = []
-    for loaded in load_sources(sources, "prompts"):
-        changed: Counter[str] = Counter()
-        rows = [_prompt(loaded, row_id, row, changed, AUTO) for row_id, row in loaded.rows_with_ids()]
-        ours = [prompt for prompt in (row if of is None else of.with_domain(row) for row in rows) if prompt is not None]
-        prompts += ours
-        skipped = Counter({ELSEWHERE: len(rows) - len(ours)})
-        understanding = loaded.understanding(kept=len(ours), skipped=skipped, changed=changed)
-        understandings.append(understanding if of is None else replace(understanding, domain=of.domain))
-    return prompts, understandings
+    readers = [_Reader(loaded, AUTO, of) for loaded in load_sources(sources, "prompts")]
+    found = [[prompt for _, prompt in reader.prompts()] for reader in readers]
+    summaries = [reader.understanding(len(prompts)) for reader, prompts in zip(readers, found, strict=True)]
+    return list(chain.from_iterable(found)), summaries
 
 
 def check_golds(domain: DomainSettings, sources: Sequence[DataSource], prompts: Sequence[Prompt]) -> None:

@@ -157,8 +157,7 @@ class _Reader:
         roles, chat = self.loaded.reading.roles, self.chat
         if "text" in roles and "completion" not in roles:
             return _Plain(None, self._document(row))
-        source = self.loaded.source
-        asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
+        asked = prompt_of(row, roles, self.loaded.source)
         template = Template(self.tokenizer, chat.options, tools_at(row, roles))
         if "completion" not in roles:
             return self._encode_turns(_whole_conversation(asked, row, chat), template, row, first_trained=0)
