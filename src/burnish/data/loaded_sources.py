@@ -12,7 +12,7 @@ from burnish.data.other_columns import check_media, unused_parts
 from burnish.data.rows import Row, describe, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.schemas import Purpose, Reading, recognise
-from burnish.data.sources import Table, default_domain, read_table, source_names
+from burnish.data.sources import Table, read_table, short_name, source_names
 from burnish.errors import DataError
 
 OverLong = Literal["drop", "truncate", "error"]
@@ -64,8 +64,8 @@ class Understanding:
 class LoadedSource:
     """The rows of one source and how they are read.
 
-    The ids of its rows begin with `name`. `own_domain` is the domain of rows without one. `share` is the source's part
-    of the mixture, None if it is the only source.
+    The ids of its rows begin with `name`. `own_domain`, the name of the file, is the domain of rows without one.
+    `share` is the source's part of the mixture, None if it is the only source.
     """
 
     source: DataSource
@@ -164,7 +164,7 @@ def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[Loaded
         check_media(table.rows)
         reading = recognise(table.rows, source, purpose)
         share = source.weight / total if len(sources) > 1 else None
-        loaded.append(LoadedSource(source, name, table, reading, share, default_domain(source)))
+        loaded.append(LoadedSource(source, name, table, reading, share, short_name(source)))
     return loaded
 
 

@@ -71,21 +71,17 @@ def needs_download(source: DataSource) -> bool:
 
 def source_names(sources: Sequence[DataSource]) -> list[str]:
     """A short, unique name per source. Prompt ids begin with it, so it depends only on the run file."""
-    names = [_short_name(source, parents=0) for source in sources]
+    names = [short_name(source) for source in sources]
     # Equal names get their parent folder; names that are still equal are numbered.
     names = [
-        _short_name(source, parents=1) if names.count(name) > 1 else name
+        short_name(source, parents=1) if names.count(name) > 1 else name
         for source, name in zip(sources, names, strict=True)
     ]
     return [f"{name}#{names[:i].count(name) + 1}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
-def default_domain(source: DataSource) -> str:
-    """The domain of rows without one: the name of the file."""
-    return _short_name(source, parents=0)
-
-
-def _short_name(source: DataSource, *, parents: int) -> str:
+def short_name(source: DataSource, *, parents: int = 0) -> str:
+    """The name of the file or data set, behind so many parent folders."""
     path = Path(source.path)
     if data_suffix(path):
         return "/".join((*path.parts[-1 - parents : -1], data_stem(path)))
@@ -174,7 +170,10 @@ def _saved_rows(folder: Path, source: DataSource) -> Iterator[RawRow]:
         raise DataError(f"{folder}: the saved data set cannot be read: {error}", remedy="save it again") from error
     if isinstance(saved, datasets.DatasetDict):
         if source.split not in saved:
-            raise _unknown_split(str(folder), source.split, list(saved))
+            raise DataError(
+                f"{folder}: no split {source.split!r}; the splits are {', '.join(saved)}{hint(source.split, saved)}",
+                remedy="set split",
+            )
         saved = saved[source.split]
     elif source.split not in ("train", str(saved.split)):
         raise DataError(
@@ -204,12 +203,6 @@ def _hub_rows(source: DataSource) -> Iterator[RawRow]:
             remedy=f"check path, subset, split and the network; if it should be local: {local_remedy}",
         ) from error
     return _numbered(source.path, loaded)
-
-
-def _unknown_split(path: str, split: str, splits: list[str]) -> DataError:
-    return DataError(
-        f"{path}: no split {split!r}; the splits are {', '.join(splits)}{hint(split, splits)}", remedy="set split"
-    )
 
 
 def puzzle_rows(source: DataSource) -> Iterator[RawRow]:
