@@ -27,7 +27,13 @@ def _preset(name: str, summary: str, source: str, **values: Json) -> Preset:
     return Preset(name, summary, source, {key.replace("__", "."): value for key, value in values.items()})
 
 
+def _kl(kl_in: str, coef: float, estimator: str) -> dict[str, Json]:
+    """A KL to the reference, in the reward or in the loss."""
+    return {"algorithm__kl_in": kl_in, "algorithm__kl_coef": coef, "algorithm__kl_estimator": estimator}
+
+
 _NO_CLIP: Mapping[str, Json] = {"algorithm__clip_low": None, "algorithm__clip_high": None}
+_REINFORCE: Mapping[str, Json] = {"algorithm__loss": "reinforce", **_NO_CLIP}
 
 _LINEAGE_PPO: Mapping[str, Json] = {
     "steps": 1953,
@@ -68,9 +74,7 @@ PRESETS: Mapping[str, Preset] = {
             "https://arxiv.org/abs/2402.03300",
             algorithm__estimator="grpo",
             algorithm__aggregation="sequence_mean_token_mean",
-            algorithm__kl_in="loss",
-            algorithm__kl_coef=0.04,
-            algorithm__kl_estimator="k3",
+            **_kl("loss", 0.04, "k3"),
             rollout__group_size=8,
         ),
         _preset(
@@ -79,9 +83,7 @@ PRESETS: Mapping[str, Preset] = {
             "https://arxiv.org/abs/1707.06347",
             algorithm__estimator="gae",
             algorithm__whiten_advantages=True,
-            algorithm__kl_in="reward",
-            algorithm__kl_coef=0.05,
-            algorithm__kl_estimator="k1",
+            **_kl("reward", 0.05, "k1"),
             rollout__group_size=1,
             optimization__epochs=4,
         ),
@@ -107,12 +109,9 @@ PRESETS: Mapping[str, Preset] = {
             "REINFORCE with the mean of the other samples as baseline, KL in the reward.",
             "https://arxiv.org/abs/2402.14740",
             algorithm__estimator="rloo",
-            algorithm__loss="reinforce",
-            **_NO_CLIP,
+            **_REINFORCE,
             algorithm__aggregation="sequence_mean_token_sum",
-            algorithm__kl_in="reward",
-            algorithm__kl_coef=0.05,
-            algorithm__kl_estimator="k1",
+            **_kl("reward", 0.05, "k1"),
             rollout__group_size=4,
         ),
         _preset(
@@ -120,30 +119,23 @@ PRESETS: Mapping[str, Preset] = {
             "Return-to-go including the KL, whitened over the step; needs no groups.",
             "https://arxiv.org/abs/2501.03262",
             algorithm__estimator="reinforce_plus_plus",
-            algorithm__kl_in="reward",
-            algorithm__kl_coef=0.01,
-            algorithm__kl_estimator="k1",
+            **_kl("reward", 0.01, "k1"),
         ),
         _preset(
             "reinforce_plus_plus_baseline",
             "Group mean as baseline, whitened over the step, KL (k2) in the loss.",
             "https://arxiv.org/abs/2501.03262",
             algorithm__estimator="reinforce_plus_plus_baseline",
-            algorithm__kl_in="loss",
-            algorithm__kl_coef=0.01,
-            algorithm__kl_estimator="k2",
+            **_kl("loss", 0.01, "k2"),
         ),
         _preset(
             "remax",
             "REINFORCE with the score of the greedy response as baseline, KL in the reward.",
             "https://arxiv.org/abs/2310.10505",
             algorithm__estimator="remax",
-            algorithm__loss="reinforce",
-            **_NO_CLIP,
+            **_REINFORCE,
             algorithm__aggregation="sequence_mean_token_sum",
-            algorithm__kl_in="reward",
-            algorithm__kl_coef=0.01,
-            algorithm__kl_estimator="k1",
+            **_kl("reward", 0.01, "k1"),
             rollout__group_size=1,
         ),
         _preset(
@@ -151,8 +143,7 @@ PRESETS: Mapping[str, Preset] = {
             "Rejection sampling: likelihood of the best response to each prompt.",
             "https://arxiv.org/abs/2304.06767",
             algorithm__estimator="best_of_n",
-            algorithm__loss="reinforce",
-            **_NO_CLIP,
+            **_REINFORCE,
             algorithm__skip_zero_advantages=True,
         ),
         _preset(
@@ -160,8 +151,7 @@ PRESETS: Mapping[str, Preset] = {
             "DPO between the best and the worst response to each prompt, sampled from the policy.",
             "https://arxiv.org/abs/2402.04792",
             algorithm__estimator="online_dpo",
-            algorithm__loss="reinforce",
-            **_NO_CLIP,
+            **_REINFORCE,
             algorithm__aggregation="sequence_mean_token_sum",
             algorithm__skip_zero_advantages=True,
             rollout__group_size=2,
@@ -213,16 +203,14 @@ PRESETS: Mapping[str, Preset] = {
             "Length-weighted optimal baseline, exact on-policy REINFORCE.",
             "https://arxiv.org/abs/2505.23585",
             algorithm__estimator="opo",
-            algorithm__loss="reinforce",
-            **_NO_CLIP,
+            **_REINFORCE,
         ),
         _preset(
             "gpg",
             "Plain policy gradient with the group mean as baseline, rescaled to make up for groups without a signal.",
             "https://arxiv.org/abs/2504.02546",
             algorithm__estimator="gpg",
-            algorithm__loss="reinforce",
-            **_NO_CLIP,
+            **_REINFORCE,
         ),
         _preset(
             "passk",
@@ -289,8 +277,7 @@ PRESETS: Mapping[str, Preset] = {
             "Plain REINFORCE with a constant baseline.",
             "https://doi.org/10.1007/BF00992696",
             algorithm__estimator="raw",
-            algorithm__loss="reinforce",
-            **_NO_CLIP,
+            **_REINFORCE,
             rollout__group_size=1,
         ),
         _preset(
@@ -308,9 +295,7 @@ PRESETS: Mapping[str, Preset] = {
             algorithm__estimator="gigpo",
             algorithm__gamma=0.95,
             algorithm__aggregation="turn_mean_token_mean",
-            algorithm__kl_in="loss",
-            algorithm__kl_coef=0.01,
-            algorithm__kl_estimator="k3",
+            **_kl("loss", 0.01, "k3"),
             rollout__group_size=8,
         ),
         _preset(
