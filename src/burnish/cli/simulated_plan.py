@@ -11,8 +11,8 @@ from rich.console import Console
 from burnish.cli.tables import show_table
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import RlConfig
-from burnish.errors import BurnishError, ConfigError
-from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.errors import ConfigError
+from burnish.observability.atomic import disk_errors, write_text_atomically
 from burnish.simulation.forecast import Forecast, best_split, forecast, knee, least_step_seconds, synchronous
 from burnish.simulation.gantt import page, seconds_in_words
 from burnish.simulation.numbers import read_numbers, simulation_settings
@@ -64,7 +64,9 @@ def show_simulation(loaded: LoadedConfig, options: SimulationOptions, console: C
     _show_staleness(forecasts, console)
     _show_knee(settings, knee(settings), console)
     if options.html is not None:
-        _write_page(Path(options.html), config, settings, forecasts)
+        path = Path(options.html)
+        with disk_errors(f"write {path}", path.parent):
+            write_text_atomically(path, page(f"Plan of {config.output}", settings, forecasts))
         console.print(f"chart  {options.html}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -197,10 +199,3 @@ def _show_knee(settings: SimulationSettings, at: Forecast, console: Console) -> 
             "[yellow]note[/] two pools are simulated with max_staleness 1; the run file says 0",
             soft_wrap=True,
         )
-
-
-def _write_page(path: Path, config: RlConfig, settings: SimulationSettings, forecasts: Sequence[Forecast]) -> None:
-    try:
-        write_text_atomically(path, page(f"Plan of {config.output}", settings, forecasts))
-    except OSError as error:
-        raise BurnishError(f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent)) from error

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from burnish.errors import BurnishError, ConfigError
+from burnish.errors import ConfigError
 from burnish.experiments.statistics import Interval
-from burnish.observability.atomic import disk_remedy
+from burnish.observability.atomic import disk_errors
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart."""
@@ -49,9 +49,7 @@ def draw(curves: Sequence[Curve], path: Path, *, metric: str, threshold: float |
     axes.set(xlabel="step", ylabel=metric)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, title="mean (runs), band: 95 % interval")
-    try:
-        with rc_context({"svg.hashsalt": "burnish", "svg.fonttype": "none"}):  # the same bytes each time
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except OSError as error:
-        raise BurnishError(f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent)) from error
+    same_bytes = rc_context({"svg.hashsalt": "burnish", "svg.fonttype": "none"})
+    with disk_errors(f"write {path}", path.parent), same_bytes:
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path

@@ -26,10 +26,10 @@ from burnish.checkpointing.sources import check_output
 from burnish.config.loading import LoadedConfig, load_run_file
 from burnish.config.schema import RunConfig
 from burnish.config.yaml_text import dump_yaml
-from burnish.errors import BurnishError, CheckpointError, ConfigError
+from burnish.errors import CheckpointError, ConfigError
 from burnish.experiments.settings import OUTPUT, Setting, settings_of
 from burnish.machine.gpus import gpu_shares, visible_gpus
-from burnish.observability.atomic import disk_remedy
+from burnish.observability.atomic import disk_errors
 from burnish.observability.console import duration
 from burnish.observability.ending import read_ending
 from burnish.outside.supervise import Child, end_with_parent, start
@@ -216,15 +216,11 @@ class _Training:
     def begin(run: SweptRun, file: str, say: Say, gpus: str | None) -> _Training:
         command = [sys.executable, "-m", "burnish", run.config.kind, file, *run.overrides, f"output={run.folder}"]
         environment = None if gpus is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
-        try:
+        with disk_errors(f"start {run.name}", run.folder):
             run.folder.mkdir(parents=True, exist_ok=True)
             with run.log.open("ab") as log:
                 size = log.tell()
                 child = start(command, stdout=log, stderr=log, environment=environment, first=end_with_parent)
-        except OSError as error:
-            raise BurnishError(
-                f"cannot start {run.name}: {error.strerror}", remedy=disk_remedy(error, run.folder)
-            ) from error
         run.state = "running"
         say(f"started   {run.name}  ({run.log})" + ("" if gpus is None else f" on GPU {gpus}"))
         return _Training(run, child, say, gpus, size, time.monotonic())
