@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def settings_of(
     chosen = [
         (*first, *second)
         for first in [_choices(entry) for entry in listed] or [()]
-        for second in (_together(several) if together else _product(several))
+        for second in _combined(several, together=together)
     ]
     if not any(chosen):
         raise ConfigError("a sweep needs a field with several values", remedy="for example seed=0..4, or --runs FILE")
@@ -127,18 +127,14 @@ def _choices(entry: Mapping[str, object]) -> tuple[Choice, ...]:
         ) from error
 
 
-def _product(several: Mapping[str, Sequence[str]]) -> Iterator[tuple[Choice, ...]]:
-    for values in itertools.product(*several.values()):
-        yield tuple(zip(several, values, strict=True))
-
-
-def _together(several: Mapping[str, Sequence[str]]) -> Iterator[tuple[Choice, ...]]:
+def _combined(several: Mapping[str, Sequence[str]], *, together: bool) -> Iterator[tuple[Choice, ...]]:
+    """Every combination of the values of several fields, or with `together` their first values, their second ones."""
     counts = {key: len(values) for key, values in several.items()}
-    if len(set(counts.values())) > 1:
+    if together and len(set(counts.values())) > 1:
         listed = ", ".join(f"{key} has {count}" for key, count in counts.items())
         raise ConfigError(f"values that go together must be as many: {listed}", remedy="complete the shorter ones")
-    for values in zip(*several.values(), strict=True):
-        yield tuple(zip(several, values, strict=True))
+    combinations = zip(*several.values(), strict=True) if together else itertools.product(*several.values())
+    return (tuple(zip(several, values, strict=True)) for values in combinations)
 
 
 def _names(chosen: Sequence[tuple[Choice, ...]]) -> list[str]:
@@ -146,23 +142,16 @@ def _names(chosen: Sequence[tuple[Choice, ...]]) -> list[str]:
     fields = list(dict.fromkeys(key for choices in chosen for key, _ in choices))
     short = {key: short_name(key, fields) for key in fields}
     plain = [",".join(f"{short[key]}={_folder_text(value)}" for key, value in choices) for choices in chosen]
-    found = []
+    found: dict[str, None] = {}
     for name, choices in zip(plain, chosen, strict=True):
         if len(name) > _LONGEST_NAME or plain.count(name) > 1:
             digest = hashlib.sha256(json.dumps(choices).encode()).hexdigest()[:8]
             name = f"{name[:_LONGEST_NAME]}-{digest}"
-        found.append(name)
-    _refuse_repetition(found)
-    return found
+        if name in found:
+            raise ConfigError(f"two runs of the sweep are the same: {name}", remedy="give each value once")
+        found[name] = None
+    return list(found)
 
 
 def _folder_text(value: str) -> str:
     return _ODD.sub("-", value.strip("'\"")).strip("-") or "empty"
-
-
-def _refuse_repetition(names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ConfigError(f"two runs of the sweep are the same: {name}", remedy="give each value once")
-        seen.add(name)
