@@ -125,11 +125,11 @@ def _measurable(target: object, fields: dict[str, object]) -> Iterator[tuple[Run
         given, kind = {"model": target, "data": {"train": "none.jsonl"}}, USUAL
     output = fields.get("output", output_of(given))
     if output is not None:  # perhaps the folder of a run, whose own inputs stay as they are
-        call = prepare(kind, given, fields, Inputs(_inputs_folder(Path(str(output)))), "burnish.evaluate")
-        yield call.loaded.config, None, call.inputs
+        inputs = Inputs(_inputs_folder(Path(str(output))))
+        yield prepare(kind, given, fields, inputs, "burnish.evaluate").config, None, inputs
         return
-    with prepared_run(kind, given, fields, "burnish.evaluate", folder_name="eval") as call:
-        yield call.loaded.config, None, call.inputs
+    with prepared_run(kind, given, fields, "burnish.evaluate", folder_name="eval") as (loaded, inputs):
+        yield loaded.config, None, inputs
 
 
 def _inputs_folder(run: Path) -> Path:

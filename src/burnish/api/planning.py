@@ -87,12 +87,12 @@ def plan(config: Given, **fields: object) -> RunPlan:
         inputs = Inputs(Path(made) / "inputs")
         if output_of(config) is None and "output" not in fields:
             fields["output"] = str(next_folder(kind))
-        call = prepare(kind, config, fields, inputs, "burnish.plan")
+        loaded = prepare(kind, config, fields, inputs, "burnish.plan")
         write_inputs(inputs, may_change=True)
         notes: list[str] = []
         with functions_at_hand(inputs.functions):
-            found = plan_of(call.loaded, notes)
-    return RunPlan(found, call.loaded.config, (*found.warnings, *notes))
+            found = plan_of(loaded, notes)
+    return RunPlan(found, loaded.config, (*found.warnings, *notes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.api.inputs import Inputs, inputs_of, plain
@@ -23,36 +22,30 @@ Given = Mapping[str, object] | RunConfig | str | Path
 RUNS_FOLDER = Path("runs")
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A checked configuration, and the inputs that still have to be written."""
-
-    loaded: LoadedConfig
-    inputs: Inputs
-
-
 @contextmanager
 def prepared_run(
     kind: str, given: Given, fields: Mapping[str, object], caller: str, *, folder_name: str | None = None
-) -> Iterator[Prepared]:
-    """The call as a run. Without an `output` it gets a new folder, which is removed if an error ends the call before
-    the run has begun there."""
+) -> Iterator[tuple[LoadedConfig, Inputs]]:
+    """The call as a run: its checked configuration, and the inputs that still have to be written. Without an `output`
+    it gets a new folder, which is removed if an error ends the call before the run has begun there."""
     output = fields.get("output", output_of(given))
     if output is not None:
-        yield prepare(kind, given, fields, inputs_of(str(output)), caller)
+        inputs = inputs_of(str(output))
+        yield prepare(kind, given, fields, inputs, caller), inputs
         return
     fresh = _fresh_folder(folder_name or kind)
+    inputs = inputs_of(str(fresh))
     try:
-        yield prepare(kind, given, {**fields, "output": str(fresh)}, inputs_of(str(fresh)), caller)
+        yield prepare(kind, given, {**fields, "output": str(fresh)}, inputs, caller), inputs
     except BaseException:
         if not RunDirectory(fresh).begun():
             shutil.rmtree(fresh, ignore_errors=True)
         raise
 
 
-def prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
-    """Check the run as the command line would. `fields` override it as overrides do there: dictionaries are merged, and
-    a name may have dots. ConfigError that lists every problem."""
+def prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> LoadedConfig:
+    """Check the run as the command line would, and collect its `inputs`. `fields` override it as overrides do there:
+    dictionaries are merged, and a name may have dots. ConfigError that lists every problem."""
     try:
         return _prepare(kind, given, fields, inputs, caller)
     except RecursionError as error:
@@ -61,9 +54,9 @@ def prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Input
         ) from error
 
 
-def _prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
+def _prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> LoadedConfig:
     if isinstance(given, (str, Path)):
-        return Prepared(load_run_file(given, as_overrides(inputs.plain(fields)), kind), inputs)
+        return load_run_file(given, as_overrides(inputs.plain(fields)), kind)
     data = _data_of(given)
     if not isinstance(data, Mapping):
         raise ConfigError(
@@ -72,7 +65,7 @@ def _prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Inpu
         )
     # First, so that rows and models of `fields` are written in the place of its own. Rewards are replaced as a whole.
     plain = inputs.plain({name: value for name, value in data.items() if name != "rewards" or name not in fields})
-    return Prepared(load_run_data(plain, as_overrides(inputs.plain(fields)), kind, source=caller), inputs)
+    return load_run_data(plain, as_overrides(inputs.plain(fields)), kind, source=caller)
 
 
 def kind_of(given: Given, fields: Mapping[str, object]) -> str:

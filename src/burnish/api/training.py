@@ -87,19 +87,20 @@ def train_kind(
     console, stop = Console(quiet=quiet), StopRequest()
     with ExitStack() as stack:
         stack.enter_context(without_loading_bars())
-        call = stack.enter_context(prepared_run(kind, config, fields, f"burnish.{find_kind(kind).function}"))
-        output = Path(call.loaded.config.output)
-        check_output(call.loaded.config)
+        caller = f"burnish.{find_kind(kind).function}"
+        loaded, inputs = stack.enter_context(prepared_run(kind, config, fields, caller))
+        output = Path(loaded.config.output)
+        check_output(loaded.config)
         if fresh:
             move_aside(output, console)
-        _write_inputs(call.inputs, output, accept_changes=accept_changes)
+        _write_inputs(inputs, output, accept_changes=accept_changes)
         if fork is not None:
-            fork_run(call.loaded.config, str(fork), console)
+            fork_run(loaded.config, str(fork), console)
         run = Run(output, stop=stop)
         watchers: tuple[Watcher, ...] = () if on_step is None else (lambda _, row: on_step(run, row),)
-        stack.enter_context(functions_at_hand(call.inputs.functions))
+        stack.enter_context(functions_at_hand(inputs.functions))
         stack.enter_context(watching(Watch(watchers, stop)))
-        _run_trainer(call.loaded, console, stop, accept_changes=accept_changes)
+        _run_trainer(loaded, console, stop, accept_changes=accept_changes)
     return Run(output)
 
 
