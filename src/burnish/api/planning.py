@@ -112,7 +112,7 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     refuse there."""
     from burnish.checkpointing.sources import check_output
     from burnish.planning.microbatch import microbatch_of, with_microbatch
-    from burnish.planning.plan import plan_of_kind, seated
+    from burnish.planning.plan import seated
     from burnish.trainers.placement import model_facts, reward_facts, this_machine, with_kept_speed
 
     assumed = assumed or Assumed()
@@ -138,10 +138,11 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
             notes.append(
                 "trainers and workers are on the Ray cluster's machines: --on (docs/plan.md) compares with those"
             )
-    data: Preview = load(find_kind(config.kind).preview)(config, facts, here=here)
+    kind = find_kind(config.kind)
+    data: Preview = load(kind.preview)(config, facts, here=here)
     notes.extend(data.notes)
     machine = assumed.machine or this_machine()
-    plan = seated(plan_of_kind(config, data, facts), config, facts, machine, rewards)
+    plan = seated(load(kind.plan)(config, data, facts), config, facts, machine, rewards)
     if facts is None:
         return plan
 

@@ -159,19 +159,15 @@ def trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, las
 
     If the folder holds another run, what is wrong with the new configuration itself, such as a name, is said first.
     """
+    with uncollected(lasting=lasting):
+        train_as = load(find_kind(loaded.config.kind).train)
     try:
-        return _trained(loaded, console, accept_changes=accept_changes, lasting=lasting)
+        return train_as(loaded.config, console=console, accept_changes=accept_changes)
     except DifferentRunError:
         from burnish.api.planning import plan_of
 
         plan_of(loaded, [])
         raise
-
-
-def _trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, lasting: bool) -> RunResult:
-    with uncollected(lasting=lasting):
-        train_as = load(find_kind(loaded.config.kind).train)
-    return train_as(loaded.config, console=console, accept_changes=accept_changes)
 
 
 def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, accept_changes: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from burnish.config.kinds import find_kind, load
 from burnish.config.schema_run import RunConfig
 from burnish.planning.fitting import Fit, MemoryTable, memory_tables
 from burnish.planning.machines import Machine
@@ -122,11 +121,6 @@ def plan_of_passes(
     of_passes = PlanLine("whole run", "passes over the data", number_in_words(passes), reasons[1])
     warnings = tuple(context_warning(config.longest_text, "max_tokens", facts))
     return Plan(steps, steps, passes, tuple(models), (*lines, of_steps, of_passes), warnings)
-
-
-def plan_of_kind(config: RunConfig, data: Preview, facts: ModelFacts | None) -> Plan:
-    """The arithmetic of a run of any kind, before its processes are known."""
-    return load(find_kind(config.kind).plan)(config, data, facts)
 
 
 def _process_lines(
