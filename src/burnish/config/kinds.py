@@ -171,7 +171,6 @@ register(
         plan="burnish.planning.rm:plan_rm",
         memory="burnish.planning.rm:RmTable",
         time="burnish.planning.rm:RmTimes",
-        processes="burnish.planning.rm:RmProcesses",
         preview="burnish.trainers.preview:preview_rm",
         train="burnish.trainers.reward_model.loop:train_reward_model",
         evaluate="burnish.trainers.held_out:evaluate_rm_run",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from burnish.config.kinds import find_kind, load
 from burnish.config.schema_run import RunConfig
@@ -87,9 +87,6 @@ class Processes:
     """The processes of a run, the command's own first. A run that trains one model on given data has the
     controller and its trainers, each on the next GPU. A kind of run with more of them adds its own."""
 
-    trained: ClassVar[str] = "policy"
-    """The trained model, in words."""
-
     def __init__(
         self, config: RunConfig, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts]
     ) -> None:
@@ -106,7 +103,7 @@ class Processes:
 
     def holds(self) -> tuple[str, ...]:
         """Names of the state that a trainer holds."""
-        return self.trained, "optimizer"
+        return "reward model" if self.config.head == "score" else "policy", "optimizer"
 
     def controller(self) -> PlannedProcess:
         """The command's own, with the loop and the data, and a single trainer unless that has its own."""

@@ -10,7 +10,6 @@ from burnish.config.schema_run import RunConfig
 from burnish.planning.memory import MemoryItem, RoleMemory
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import NOTHING_KNOWN, ModelRole, Plan, PlanLine, Preview, count_in_words, plan_of_passes
-from burnish.planning.processes import Processes
 from burnish.planning.timing import Lengths, StepTimes
 
 _NORMALIZATION_ROWS = 64  # as `max_batch_rows` in burnish.trainers.reward_model.normalization
@@ -83,12 +82,6 @@ class RmTable(RoleMemory):
     def loaded_again(self) -> Iterator[MemoryItem]:
         """Nothing: a reward model is not compared with the saved one."""
         return iter(())
-
-
-class RmProcesses(Processes):
-    """The trained model has another name."""
-
-    trained = "reward model"
 
 
 class ComparedTimes(StepTimes):
