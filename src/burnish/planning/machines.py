@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationError
 
 from burnish.config.explain import explain
-from burnish.config.problems import Problem, raise_problems
+from burnish.config.problems import Problem, named, raise_problems
 from burnish.config.section import Section
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import ConfigError
@@ -156,8 +156,7 @@ def _of_file(path: Path) -> Machine:
     try:
         machine = DescribedMachine.model_validate(data)
     except ValidationError as error:
-        named = explain(error, DescribedMachine, data, {})
-        problems = [replace(problem, message=f"{problem.field} {problem.message}") for problem in named]
+        problems = named(explain(error, DescribedMachine, data, {}))
     else:
         if machine.cards and machine.card_memory_gb is None:
             problems.append(Problem("", "its cards have no memory", "set card, or card_memory_gb, or cards: 0"))

@@ -371,11 +371,6 @@ def table_of(config: RunConfig) -> type[RoleMemory]:
     return load(find_kind(config.kind).memory)
 
 
-def microbatch_tokens(config: RunConfig) -> int:
-    """Tokens in one forward and backward pass."""
-    return table_of(config).pass_tokens(config)
-
-
 def bytes_in_words(number: float) -> str:
     """`1.5 GiB` and the like."""
     for unit in ("B", "KiB", "MiB"):

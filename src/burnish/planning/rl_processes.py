@@ -330,13 +330,7 @@ def _conversation_seats(config: RlConfig) -> Iterator[PlannedProcess]:
     talks = [domain.conversation for domain in domain_settings(config) if domain.conversation is not None]
     if held := [talk for talk in talks if talk.agent is not None or talk.own_tools or talk.environment is not None]:
         count = min(max(talk.max_open for talk in held), responses_per_step(config))
-        holds = ("tools, environments",)
-        yield PlannedProcess(
-            f"{count} conversation process{'es' * (count > 1)}", holds, 1, None, (_processes(count),), small=True
-        )
-
-
-def _processes(count: int) -> MemoryItem:
-    """So many processes of conversations."""
-    each = CONVERSATION_PROCESS_BYTES
-    return MemoryItem("processes", count * each, f"{count} x {bytes_in_words(each)}", ("sampling",), at_most=True)
+        formula = f"{count} x {bytes_in_words(CONVERSATION_PROCESS_BYTES)}"
+        item = MemoryItem("processes", count * CONVERSATION_PROCESS_BYTES, formula, ("sampling",), at_most=True)
+        name = f"{count} conversation process{'es' * (count > 1)}"
+        yield PlannedProcess(name, ("tools, environments",), 1, None, (item,), small=True)

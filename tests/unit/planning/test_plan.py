@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from burnish.config.loading import kind_of_data, load_run_data
 from burnish.config.schema import RlConfig, RmConfig
-from burnish.planning.memory import bytes_in_words, estimate_memory, microbatch_tokens
+from burnish.planning.memory import bytes_in_words, estimate_memory, table_of
 from burnish.planning.model_facts import ModelFacts, count_parameters, facts_of, read_model_facts
 from burnish.planning.plan import Preview
 from burnish.planning.rl import num_evaluations, plan_rl, split_evenly
@@ -136,7 +136,7 @@ def test_memory_by_hand() -> None:
     assert sizes["Adam moments"] == 8000
     assert sizes["key/value cache"] == 4 * 30 * 2 * 5 * (4 * 8) * 4
     assert sizes["activations"] == 120 * 5 * (8 * 64 + 2 * 32 + 3 * 172) * 4
-    assert microbatch_tokens(config) == 4 * 30
+    assert table_of(config).pass_tokens(config) == 4 * 30
     assert "master weights" not in sizes
 
 
@@ -302,7 +302,7 @@ def test_memory_of_a_reward_model_by_hand() -> None:
 
 def test_a_comparison_is_never_cut() -> None:
     small = rm(candidates=4, loss="best_of", max_tokens=50, optimization={"tokens_per_microbatch": 10})
-    assert microbatch_tokens(small) == 4 * 50
+    assert table_of(small).pass_tokens(small) == 4 * 50
 
 
 def test_an_rl_plan_names_its_reward_models() -> None:
