@@ -25,19 +25,16 @@ def check_training(config: RunConfig) -> Iterator[Problem]:
 
 def check_any(config: RunConfig) -> Iterator[Problem]:
     """Yield contradictions in sections that run files of all kinds have."""
-    for check in (
-        _held_out,
-        _generated,
-        _shared_work,
-        _quantization,
-        _whole_matrices,
-        _on_mps,
-        _never_falls,
-        _known_sinks,
-        _late_evaluation,
-        _early_end,
-    ):
-        yield from check(config)
+    yield from _held_out(config)
+    yield from _generated(config)
+    yield from _shared_work(config)
+    yield from _quantization(config)
+    yield from _whole_matrices(config)
+    yield from _on_mps(config)
+    yield from _never_falls(config)
+    yield from _known_sinks(config)
+    yield from _late_evaluation(config)
+    yield from _early_end(config)
 
 
 def check_complete(config: RunConfig, kind: str) -> list[Problem]:

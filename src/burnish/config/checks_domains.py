@@ -24,7 +24,7 @@ def check_domains(config: RlFields) -> Iterator[Problem]:
     yield from () if config.teaches_alone else _paid(found)
     yield from _together(config, found)
     for domain in found:
-        yield from _schedule(config, domain, f"domains.{domain.name}.share", domain.shares)
+        yield from _schedule(config, f"domains.{domain.name}.share", domain.shares)
         yield from _limits(config, domain)
         yield from _difficulty(config, domain)
         yield from _judged(domain)
@@ -91,9 +91,7 @@ def _together(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[P
         yield Problem("algorithm.whiten_over", message, "set it to step, or remove loss_weight and similar weights")
 
 
-def _schedule(
-    config: RlFields, domain: DomainSettings, field: str, schedule: Mapping[int, object]
-) -> Iterator[Problem]:
+def _schedule(config: RlFields, field: str, schedule: Mapping[int, object]) -> Iterator[Problem]:
     if min(schedule, default=1) != 0:
         yield Problem(field, "has no value for the start of the run", "add a value for step 0")
     for first in (first for first in schedule if first > config.steps):
@@ -140,7 +138,7 @@ def _difficulty(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
     if difficulty is None:
         return
     bounds = stages(difficulty.keep)
-    yield from _schedule(config, domain, f"{field}.keep", bounds)
+    yield from _schedule(config, f"{field}.keep", bounds)
     for low, high in bounds.values():
         if low > high:
             yield Problem(f"{field}.keep", f"is [{low:g}, {high:g}]", "write the lower bound first")

@@ -13,25 +13,15 @@ from burnish.words import suggestion
 
 def check_rm(config: RmFields) -> list[Problem]:
     """List the contradictions in a run file of `burnish rm`."""
-    problems = [
+    return [
         *_preset(config),
         *_pairs_only(config),
         *_score_place(config),
         *held_out_twice(config),
         *check_training(config),
+        *_unused_query(config),
+        *_normalization(config.normalization),
     ]
-    normalization = config.normalization
-    if config.data.query is not None and not normalization.prompts:
-        message = "is set, but it is not used: comparisons have their own prompts"
-        problems.append(Problem("data.query", message, "remove it (it only cuts documents in normalization.prompts)"))
-    if normalization.kind == "none":
-        changed = [name for name in ("prompts", "references", "policy") if normalization.__dict__[name]]
-        for name in changed:
-            problems.append(Problem(f"normalization.{name}", "is set, but kind is none", "set normalization.kind"))
-    elif not (normalization.before or normalization.after):
-        message = f"is {normalization.kind}, but normalization.before and normalization.after are both false"
-        problems.append(Problem("normalization.kind", message, "set normalization.after (or kind: none)"))
-    return [*problems, *_measured_elsewhere(normalization)]
 
 
 def held_out_twice(config: ComparedFields) -> Iterator[Problem]:
@@ -41,10 +31,21 @@ def held_out_twice(config: ComparedFields) -> Iterator[Problem]:
         yield Problem("held_out_fraction", message, "remove one of the two")
 
 
-def _measured_elsewhere(settings: NormalizationConfig) -> Iterator[Problem]:
-    """Refuse fields of the other choice of `normalization.on`."""
+def _unused_query(config: RmFields) -> Iterator[Problem]:
+    if config.data.query is not None and not config.normalization.prompts:
+        message = "is set, but it is not used: comparisons have their own prompts"
+        yield Problem("data.query", message, "remove it (it only cuts documents in normalization.prompts)")
+
+
+def _normalization(settings: NormalizationConfig) -> Iterator[Problem]:
+    """Refuse a normalisation that is never made, and fields that only another choice of `kind` or `on` reads."""
     if settings.kind == "none":
+        for name in (name for name in ("prompts", "references", "policy") if vars(settings)[name]):
+            yield Problem(f"normalization.{name}", "is set, but kind is none", "set normalization.kind")
         return
+    if not (settings.before or settings.after):
+        message = f"is {settings.kind}, but normalization.before and normalization.after are both false"
+        yield Problem("normalization.kind", message, "set normalization.after (or kind: none)")
     unread, other = {"policy": (("references",), "references"), "references": (("prompts", "policy"), "policy")}[
         settings.on
     ]

@@ -40,8 +40,8 @@ def _problems(
         return [_with_origin(p, provenance) for p in item["ctx"]["problems"]]
     if item["loc"][-1:] == ("[key]",):
         key = str(item["loc"][-2])
-        return [_wrong_key(_path(item["loc"][:-1], data, section).removesuffix(f".{key}"), key, item)]
-    path = _path(item["loc"], data, section, names_a_key=item["type"] in ("missing", "extra_forbidden"))
+        return [_wrong_key(_path(item["loc"][:-1], data).removesuffix(f".{key}"), key, item)]
+    path = _path(item["loc"], data, names_a_key=item["type"] in ("missing", "extra_forbidden"))
     if item["type"] == "extra_forbidden":
         return [_unknown_key(path, section, item["input"])]
     if item["type"] == "missing":
@@ -57,7 +57,7 @@ def _wrong_key(path: str, key: str, item: ErrorDetails) -> Problem:
     return Problem(path, f"has the key {key!r}, which is not a step", "use whole numbers from 0 on")
 
 
-def _path(loc: tuple[int | str, ...], data: object, section: type[BaseModel], *, names_a_key: bool = False) -> str:
+def _path(loc: tuple[int | str, ...], data: object, *, names_a_key: bool = False) -> str:
     """The dotted path in the run file, without the parts that pydantic adds for the members of a union. `names_a_key`:
     the last part is a key, which may be one that the data lack."""
     parts: list[str] = []
