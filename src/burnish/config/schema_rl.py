@@ -260,17 +260,6 @@ DomainName = Annotated[str, Field(pattern=r"^[^.\s\x00]+$")]
 """Part of a dotted path and of the names of metrics."""
 
 
-def rewards_of_domains(domains: Mapping[str, DomainConfig]) -> tuple[RewardConfig, ...]:
-    """The rewards in the sections of domains, each with the names of its domains. Equal settings are one reward."""
-    bound: dict[str, RewardConfig] = {}
-    for name, domain in domains.items():
-        for reward in domain.rewards:
-            key = reward.model_dump_json(exclude={"domains"})
-            before = bound[key].domains if key in bound else ()
-            bound[key] = reward.model_copy(update={"domains": (*before, name)})
-    return tuple(bound.values())
-
-
 class RlFields(RunConfig):
     """Fields of a run file of `burnish rl`."""
 
@@ -320,7 +309,13 @@ class RlFields(RunConfig):
     def all_rewards(self) -> tuple[RewardConfig, ...]:
         """The rewards of all domains, entries of `rewards` first. A reward that several domains name with the same
         settings appears once, with all their names."""
-        return (*self.rewards, *rewards_of_domains(self.domains))
+        bound: dict[str, RewardConfig] = {}
+        for name, domain in self.domains.items():
+            for reward in domain.rewards:
+                key = reward.model_dump_json(exclude={"domains"})
+                before = bound[key].domains if key in bound else ()
+                bound[key] = reward.model_copy(update={"domains": (*before, name)})
+        return (*self.rewards, *bound.values())
 
     @property
     def reward_weights(self) -> dict[str, float]:
