@@ -25,6 +25,9 @@ ModelOrRun = Annotated[
         metavar="MODEL|RUN", help="Model folder, hub name or run (runs/first@500, @best).", show_default=False
     ),
 ]
+RlRunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `rl`.", show_default=False)]
+Host = Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a key.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
 AnswerSeed = Annotated[int, typer.Option(help="Sampling seed.", min=0)]
 _SECRET_CHARACTERS = 16
 

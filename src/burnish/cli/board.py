@@ -8,11 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from burnish.cli.arguments import secret_in
+from burnish.cli.arguments import Host, Port, secret_in
 
 Folders = Annotated[list[str] | None, typer.Argument(metavar="[FOLDER]...", help="Run folders, or folders of runs.")]
-Host = Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a key.")]
-Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
 KeyVariable = Annotated[
     str | None, typer.Option(help="Environment variable that holds the key, of 16 characters or more.")
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from burnish.cli import EXIT_INTERRUPTED
 from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 Output = Annotated[str, typer.Option(help="Folder for everything that the demo writes.")]
 Seed = Annotated[int, typer.Option(help="Seed of the model, the data and the sampling.", min=0)]
-
-EXIT_INTERRUPTED = 130
 
 
 def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:

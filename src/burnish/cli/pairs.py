@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
+from burnish.cli.arguments import RlRunFolder
 from burnish.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `rl`.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="File to write; it must not exist yet.")]
 Take = Annotated[Literal["best_worst", "all"], typer.Option(help="Best and worst of each group, or all its pairs.")]
 Margin = Annotated[float, typer.Option(help="A pair's scores must differ by more than this.", min=0.0)]
@@ -23,7 +23,7 @@ Steps = Annotated[str | None, typer.Option(help="Recorded steps, such as 100-200
 
 
 def write_pairs(
-    run: RunFolder,
+    run: RlRunFolder,
     out: Out = Path("pairs.jsonl"),
     take: Take = "best_worst",
     margin: Margin = 0.0,

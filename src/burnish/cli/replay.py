@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from burnish.cli.arguments import Overrides
+from burnish.cli.arguments import Overrides, RlRunFolder
 from burnish.cli.tables import show_table
 from burnish.errors import ConfigError, DataError
 from burnish.observability.console import number_text
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 OWN = "as recorded"
 _LOGGED = ("policy/loss", "policy/kl_loss", "policy/clip_fraction")
-RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `rl`.", show_default=False)]
 Steps = Annotated[list[int] | None, typer.Option("--step", help="Recorded step; may be repeated (default: the last).")]
 KeepScores = Annotated[bool, typer.Option("--keep-scores", help="Use the recorded scores without calling any reward.")]
 Gradients = Annotated[
@@ -35,7 +34,7 @@ Show = Annotated[int, typer.Option(help="Number of most changed responses to sho
 
 
 def replay(
-    run: RunFolder,
+    run: RlRunFolder,
     overrides: Overrides = None,
     steps: Steps = None,
     keep_scores: KeepScores = False,

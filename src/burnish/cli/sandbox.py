@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from burnish.cli.arguments import secret_in
+from burnish.cli.arguments import Port, secret_in
 from burnish.cli.tables import show_table
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ commands = typer.Typer(
 """`burnish sandbox`, which tries the sandbox, and its subcommand `serve`."""
 
 Host = Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")]
-Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
 Processes = Annotated[int, typer.Option(help="Jobs to run at the same time.", min=1, max=1_024)]
 Queue = Annotated[int, typer.Option(help="Jobs that may wait; more are refused with status 503.", min=0)]
 TierName = Annotated[

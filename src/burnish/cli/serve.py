@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from burnish.cli.arguments import AnswerSeed, ModelOrRun, secret_in
+from burnish.cli.arguments import AnswerSeed, Host, ModelOrRun, Port, secret_in
 from burnish.errors import ConfigError, RolloutError
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from burnish.agents.endpoint.requests import Others
     from burnish.agents.endpoint.serving import ServedModel
     from burnish.api.policy import Policy
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
 _MOST_TURNS = 1_000
 """Of one trajectory."""
-Host = Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a key.")]
-Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
 KeyVariable = Annotated[
     str | None, typer.Option(help="Environment variable that holds the API key, of 16 characters or more.")
 ]
@@ -88,7 +84,7 @@ def serve(
         server = ServerThread(loop.desk, Service(key=key), host=host, listener=listener)
         stack.callback(server.close)
         console.print(f"{server.url}/v1  (model {name})", highlight=False, markup=False)
-        signal.signal(signal.SIGTERM, _interrupt)  # ends like Ctrl-C, so that what is open is recorded
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that what is open is recorded
         with suppress(KeyboardInterrupt):
             loop.run()
 
@@ -140,7 +136,3 @@ def _appending(path: str) -> Iterator[Callable[[str], None]]:
             file.write(line)
 
         yield write
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
