@@ -285,7 +285,7 @@ def _check_gold(
         )
     unreached = success is not None and report.checked > 0 and report.solved == 0
     if success is not None:
-        _show_success(report, success, explicit=_sets_success(domain.evaluation), console=console)
+        _show_success(report, success, domain.evaluation, console)
     if tried:
         _show_weak_tests(weak, show, console)
     return len(report.failures) + unreached + len(weak)
@@ -302,18 +302,14 @@ def _show_weak_tests(weak: Sequence[WeakTests], show: int, console: Console) -> 
     console.print()
 
 
-def _sets_success(settings: RlEvaluationConfig) -> bool:
-    return settings.success is not None or settings.success_score is not None
-
-
-def _show_success(report: GoldReport, success: Success, *, explicit: bool, console: Console) -> None:
+def _show_success(report: GoldReport, success: Success, settings: RlEvaluationConfig, console: Console) -> None:
     """Print what the run will count as solved, and whether gold answers are."""
     if report.checked and not report.solved:
         line = (
             f"no gold answer counts as solved ({success}), so accuracy, pass@k and maj@k can never rise above 0: "
             "fix the rewards, or set evaluation.success and evaluation.success_score"
         )
-    elif explicit and report.checked:
+    elif report.checked and (settings.success is not None or settings.success_score is not None):
         line = f"{report.solved:,} of {report.checked:,} gold answers count as solved ({success})"
     else:
         return
