@@ -260,10 +260,10 @@ def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Diff
     now = with_inputs_moved(config.model_dump(mode="json") | {"output": before.get("output")}, Path(config.output))
     before = with_inputs_moved(before, Path(config.output))
     before = {name: restored(value, now.get(name)) for name, value in before.items()}
-    allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
+    allowed = tuple(f"{name}." for name in (*MAY_DIFFER, *(["steps"] if _constant_schedule(now) else [])))
     found = differences(_what_judges_are_asked(_with_defaults(before, config)), _what_judges_are_asked(now))
     fixed = _what_is_solved(now)
-    return [one for one in found if one.field in fixed or not _is_under(one.field, allowed)]
+    return [one for one in found if one.field in fixed or not f"{one.field}.".startswith(allowed)]
 
 
 def changed_fields(before: dict[str, Json], config: RunConfig) -> list[Difference]:
@@ -380,10 +380,6 @@ def _with_defaults(before: dict[str, Json], config: RunConfig) -> dict[str, Json
 def _constant_schedule(config: dict[str, Json]) -> bool:
     optimization = config.get("optimization")
     return isinstance(optimization, dict) and optimization.get("schedule") == "constant"
-
-
-def _is_under(field: str, names: tuple[str, ...]) -> bool:
-    return any(field == name or field.startswith(name + ".") for name in names)
 
 
 def move_run_aside(folder: Path, *, signs: Sequence[str] = RUN_SIGNS) -> Path | None:
