@@ -109,13 +109,11 @@ class Inputs:
     def _domain(self, name: str, given: object) -> object:
         if not isinstance(given, Mapping):
             return given
-        found = dict(given)
-        for split in (split for split in ("train", "eval") if split in found):
-            found[split] = self._sources(found[split], f"{name}-{split}")
+        found = self._with_sources(given, ("train", "eval"), f"{name}-")
         return found | {"rewards": self._rewards(found["rewards"])} if "rewards" in found else found
 
-    def _with_sources(self, given: Mapping[str, object], names: Sequence[str]) -> dict[str, object]:
-        return dict(given) | {name: self._sources(given[name], name) for name in names if name in given}
+    def _with_sources(self, given: Mapping[str, object], names: Sequence[str], prefix: str = "") -> dict[str, object]:
+        return dict(given) | {name: self._sources(given[name], f"{prefix}{name}") for name in names if name in given}
 
     def _sources(self, given: object, name: str) -> object:
         """One source or several. A list of dictionaries is rows, unless one of them can be a source."""
