@@ -54,7 +54,7 @@ def test_a_function_that_overrides_a_function_is_the_one_that_scores(inputs: Inp
         return brief
 
     first, second = two_of_a_name(1.0), two_of_a_name(2.0)
-    loaded = prepare("rl", {**run("a.jsonl"), "rewards": first}, {"rewards": second}, inputs, "burnish.train").loaded
+    loaded = prepare("rl", {**run("a.jsonl"), "rewards": first}, {"rewards": second}, inputs, "burnish.train")
     (reward,) = loaded.config.rewards  # type: ignore[union-attr]
     assert inputs.functions == {reward.name: second}
 
@@ -64,7 +64,7 @@ def test_what_is_wrong_with_a_changed_run_file_comes_before_what_differs(
 ) -> None:
     """Its names are those of the run file that is being changed, and were right when the run began."""
     different = Mock(side_effect=DifferentRunError("it differs"))
-    monkeypatch.setattr(training, "_trained", different)
+    monkeypatch.setattr(training, "load", lambda place: different)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     run = {"output": str(tmp_path / "run"), "model": "m/m", "data": {"train": str(tmp_path / "rows.jsonl")}}
     for reward, said in (("mth", "no built-in reward 'mth'"), (f"{tmp_path}/x.py:f", "there is no file")):
