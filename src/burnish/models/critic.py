@@ -90,7 +90,7 @@ class HeadCritic(LearnerByParts[ValueObjective]):
     def load_weights(self, folder: Path) -> None:
         """Load what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
         self.head.load(folder, Tensor.copy_ if self._shared is None else self._shared.copy)
-        self._optimizers[0].refresh()
+        self._optimizers[0].weights.refresh()
 
 
 class SharedCritic(HeadCritic):

@@ -148,7 +148,7 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         """Discard the parts of an unfinished step, and their gradients."""
         self._accumulation = None
         for optimizer in self._optimizers:
-            optimizer.clear()
+            optimizer.weights.clear()
 
     def rest_optimizer(self, folder: Path) -> None:
         """See `RoleOptimizer.rest`."""

@@ -201,7 +201,7 @@ class LocalPolicy(LearnerByParts[Objective]):
             self._adapter.load(folder / "adapter", copy)
         else:
             load_folder(folder, self.model, copy)
-        self._optimizers[0].refresh()
+        self._optimizers[0].weights.refresh()
 
 
 def tensors_for_engines(

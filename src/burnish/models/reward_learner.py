@@ -115,7 +115,7 @@ class RewardLearner:
         Raises DivergenceError if loss or gradient is not finite, with the weights untouched.
         """
         accumulation = Accumulation(Denominators(num_tokens=0, num_sequences=len(comparisons)))
-        self._optimizer.clear()
+        self._optimizer.weights.clear()
         parts = self._parts(comparisons)
         costs = [sum(comparison.num_tokens() for comparison in part) for part in parts]
         self.model.check_common(_pairs(part) for part in parts)
@@ -132,7 +132,7 @@ class RewardLearner:
                     scores_B = self.model.scores(_pairs(part))
                     self._lanes.reaching([scores_B], scores_B.new_zeros(())).backward()
         except BaseException:
-            self._optimizer.clear()  # half a gradient must not become a step
+            self._optimizer.weights.clear()  # half a gradient must not become a step
             raise
         grad_norm = self._optimizer.checked_norm(accumulation.odd_loss())
         metrics = accumulation.metrics | self._optimizer.step(grad_norm)
@@ -157,7 +157,7 @@ class RewardLearner:
     def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
         """`RewardModel.normalise`, after which the optimizer continues from the rescaled head."""
         self.model.normalise(measured, scale=scale, measured_on=measured_on)
-        self._optimizer.refresh()
+        self._optimizer.weights.refresh()
 
     def save_weights(self, folder: Path) -> None:
         """Write a folder that `from_pretrained` loads as a sequence classifier, with read-out and normalisation. Of a
@@ -175,7 +175,7 @@ class RewardLearner:
             head = dict(self.model.head.named_parameters(prefix=self.model.head_name))
         load_folder(folder, self.model.loaded.model, copy, only=head)
         self.model.normalization, self.model.readout = read_reward_file(find_reward_file(str(folder), None))
-        self._optimizer.refresh()
+        self._optimizer.weights.refresh()
 
     def training_state(self) -> TrainingState:
         """Version and optimizer state. The learning rate is a function of the version. If gain and bias train, also
@@ -207,7 +207,7 @@ class RewardLearner:
                 for name, parameter in apart.items():
                     copy(parameter, state["apart"][name])
             self.model.normalization = replace(self.model.normalization, gain=float(state["earlier_gain"]), bias=0.0)
-            self._optimizer.refresh()
+            self._optimizer.weights.refresh()
         self._optimizer.load_state(state)
 
     def _parts(self, comparisons: Sequence[Comparison]) -> list[list[Comparison]]:

@@ -58,10 +58,6 @@ class RoleOptimizer:
         CPU, to a file in `folder`. OffloadError if there is no room."""
         self.weights.rest(f"{self._owner.name}'s optimizer", folder)
 
-    def clear(self) -> None:
-        """Drop the gradients."""
-        self.weights.clear()
-
     def checked_norm(self, odd_loss: float | None = None, num_tokens: int = 0) -> Tensor:
         """Euclidean norm of the gradient. Raises DivergenceError, with the gradients cleared, if it is not finite, or
         for an `odd_loss` (over `num_tokens` tokens), which is not finite."""
@@ -73,7 +69,7 @@ class RoleOptimizer:
         return norm
 
     def _refuse(self, what: str, number: float) -> NoReturn:
-        self.clear()
+        self.weights.clear()
         message = self._owner.diverged.format(what=what, number=number, step=self.version)
         raise DivergenceError(message, remedy=self._owner.remedy)
 
@@ -91,10 +87,6 @@ class RoleOptimizer:
         """Count a step that had nothing to learn from and changed nothing."""
         self.version += 1
         return {f"{self._owner.prefix}/empty_updates": Metric(Reduction.SUM, 1.0)}
-
-    def refresh(self) -> None:
-        """Continue from the current weights (after loading)."""
-        self.weights.refresh()
 
     def state(self) -> TrainingState:
         """Version and optimizer state (nested dictionaries of tensors by parameter name). The learning rate has no
