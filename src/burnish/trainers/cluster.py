@@ -186,30 +186,18 @@ def open_processes(
 def _crew(config: RlConfig, console: Console) -> Crew:
     """The processes that the run file requests."""
     named = (config.algorithm.estimator, config.algorithm.loss, config.rollout.engine)
-    return crew_of(
-        config,
-        console,
+    return replace(
+        crew_of(config, console, trainers=0 if config.cluster.trains_here else config.cluster.trainers),
         models=config.cluster.own_names,
         workers=tuple(f"rollout worker {number}" for number in range(config.cluster.rollout_workers)),
         plugins=tuple(name for name in named if is_outside(name)),
         workers_log=config.engine.traits.log is not None,
         worker_gpus=config.engine.gpus,
-        trainers=0 if config.cluster.trains_here else config.cluster.trainers,
     )
 
 
-def crew_of(
-    config: RunConfig,
-    console: Console,
-    *,
-    trainers: int,
-    models: tuple[str, ...] = (),
-    workers: tuple[str, ...] = (),
-    plugins: tuple[str, ...] = (),
-    workers_log: bool = False,
-    worker_gpus: int = 1,
-) -> Crew:
-    """A crew of this many trainers, these models with their own process, and these rollout workers."""
+def crew_of(config: RunConfig, console: Console, *, trainers: int) -> Crew:
+    """A crew of this many trainers, and nobody else."""
     output = Path(config.output).absolute()
     stacks = output / "stacks"
     stacks.mkdir(exist_ok=True)
@@ -219,7 +207,7 @@ def crew_of(
     def tell(text: str) -> None:
         say(console, (text,))
 
-    return Crew(names, models, workers, config.cluster, on_gpu, output, stacks, plugins, workers_log, worker_gpus, tell)
+    return Crew(names, (), (), config.cluster, on_gpu, output, stacks, say=tell)
 
 
 @contextmanager
