@@ -173,7 +173,7 @@ def open_processes(
         stack.enter_context(pool)
         objective = None if here else ObjectiveElsewhere.of(config)
         yield Players(
-            own.added_to(roles),
+            _with_handles(roles, own.roles),
             pool,
             objective,
             aside=pool if crew.workers else None,
@@ -353,23 +353,15 @@ def _workers(config: RlConfig, crew: Crew, processes: Mapping[str, Peer], again:
 
 @dataclass(frozen=True, slots=True)
 class OwnProcesses:
-    """Models of a run with their own process (`cluster.own_process`).
+    """Models of a run with their own process (`cluster.own_process`). roles: reference, teacher and critic."""
 
-    roles: of reference, teacher and critic, by their names. seconds: how long a request to one may take.
-    """
-
-    roles: Mapping[str, Peer]
+    roles: Mapping[str, ProcessRole]
     reward_models: RewardModelProcess | None
     beside: Beside
-    seconds: float
-
-    def added_to(self, roles: Roles) -> Roles:
-        """The roles, with handles to the ones that have their own process."""
-        there = {name: process.role(name, seconds=self.seconds) for name, process in self.roles.items()}
-        return _with_handles(roles, there)
 
     def processes(self) -> list[WorkingProcess]:
-        return [*self.roles.values(), *([] if self.reward_models is None else [self.reward_models])]
+        processes: list[WorkingProcess] = [role.process for role in self.roles.values()]
+        return processes if self.reward_models is None else [*processes, self.reward_models]
 
 
 @contextmanager
@@ -379,7 +371,7 @@ def own_processes(
     """Open the models that have their own process; the processes end with the block."""
     seconds = config.cluster.stall_seconds
     with ExitStack() as stack:
-        roles: dict[str, Peer] = {}
+        roles: dict[str, ProcessRole] = {}
         judges = None
         for model, name in zip(config.cluster.own_process, crew.models, strict=True):
             if model == ROLE:
@@ -394,8 +386,8 @@ def own_processes(
                 )
             else:
                 stack.callback(processes[name].close)
-                roles[model] = processes[name]
+                roles[model] = processes[name].role(model, seconds=seconds)
         beside = ALONE
         if roles:
             beside = Beside(tuple(roles), stack.enter_context(ThreadPoolExecutor(len(roles))))
-        yield OwnProcesses(roles, judges, beside, seconds)
+        yield OwnProcesses(roles, judges, beside)
