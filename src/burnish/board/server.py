@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from burnish.board.answers import Board, Query
 from burnish.errors import BurnishError, ConfigError
-from burnish.outside.listening import LOOPBACK, UVICORN, Admission, RefusedError, read_body
+from burnish.outside.listening import UVICORN, Admission, RefusedError, check_secret, needs_packages, read_body
 from burnish.types import Json
 
 if TYPE_CHECKING:
@@ -58,23 +58,17 @@ Endpoint = Callable[["Request"], Awaitable["Response"]]
 
 def check_address(host: str, key: str | None) -> None:
     """Raise ConfigError for an address that other machines can reach without a key."""
-    if host not in LOOPBACK and key is None:
-        raise ConfigError(
-            f"a board on {host} would show these runs to everyone who can reach this machine",
-            remedy="put a secret into an environment variable and name it with --key-variable, or leave out --host",
-        )
+    check_secret(host, key, ConfigError, f"a board on {host} would show these runs to", "--key-variable")
 
 
 def application(board: Board, key: str | None = None, ended: Callable[[], bool] = lambda: False) -> Starlette:
     """Make the board's ASGI application. `ended`: the server is to stop, so streams of events end. ConfigError if
     starlette is not installed."""
-    try:
+    with needs_packages(ConfigError, "the board"):
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.middleware import Middleware
         from starlette.routing import Route
-    except ImportError as error:
-        raise _missing() from error
     gets: dict[str, Answer] = {
         "runs": board.overview,
         "charts": board.charts,
@@ -113,10 +107,8 @@ def application(board: Board, key: str | None = None, ended: Callable[[], bool] 
 
 def serve(board: Board, listener: socket.socket, key: str | None = None) -> None:
     """Answer until Ctrl-C. ConfigError if uvicorn is not installed."""
-    try:
+    with needs_packages(ConfigError, "the board"):
         import uvicorn
-    except ImportError as error:
-        raise _missing() from error
     app = application(board, key, lambda: server.should_exit)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
     server.run(sockets=[listener])
@@ -202,7 +194,3 @@ def _json(body: object, status: int = 200, headers: Mapping[str, str] | None = N
 
     text = json.dumps(body, separators=(",", ":"))
     return Response(text, status, {**_HEADERS, **(headers or {})}, "application/json")
-
-
-def _missing() -> ConfigError:
-    return ConfigError("the board needs starlette and uvicorn", remedy="pip install 'burnish[serve]'")

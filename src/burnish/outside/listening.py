@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from burnish.errors import ConfigError
+from burnish.errors import BurnishError, ConfigError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -28,6 +28,25 @@ UVICORN: Mapping[str, Any] = {
     "timeout_graceful_shutdown": 5,
 }
 """Settings of all servers."""
+
+
+@contextmanager
+def needs_packages(kind: type[BurnishError], what: str) -> Iterator[None]:
+    """Raise `kind` if starlette or uvicorn, which `what` needs, cannot be imported in the block."""
+    try:
+        yield
+    except ImportError as error:
+        raise kind(f"{what} needs starlette and uvicorn", remedy="pip install 'burnish[serve]'") from error
+
+
+def check_secret(host: str, secret: str | None, kind: type[BurnishError], would: str, option: str) -> None:
+    """Raise `kind` for an address that other machines can reach without a secret. would: what a server there does for
+    them. option: of the command, for the secret."""
+    if host not in LOOPBACK and secret is None:
+        raise kind(
+            f"{would} everyone who can reach this machine",
+            remedy=f"put a secret into an environment variable and name it with {option}, or leave out --host",
+        )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from burnish.errors import SandboxError
-from burnish.outside.listening import LOOPBACK, UVICORN, Admission, RefusedError, gone, read_body
+from burnish.outside.listening import UVICORN, Admission, RefusedError, check_secret, gone, needs_packages, read_body
 from burnish.sandbox.job import Limits, Output, Program, Runner
 from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, job_of, limits_of
 
@@ -55,13 +55,11 @@ class Served(Runner, Protocol):
 
 def application(sandbox: Served, service: SandboxService) -> Starlette:
     """The server as an ASGI application. Raises SandboxError where starlette is not installed."""
-    try:
+    with needs_packages(SandboxError, "a sandbox server"):
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
         from starlette.responses import JSONResponse, PlainTextResponse
         from starlette.routing import Route
-    except ImportError as error:
-        raise _missing() from error
     desk = _Desk(sandbox, service)
 
     def refuse(error: RefusedError) -> Response:
@@ -99,11 +97,7 @@ def application(sandbox: Served, service: SandboxService) -> Starlette:
 
 def check_address(host: str, token: str | None) -> None:
     """SandboxError for an address that other machines reach, without a token."""
-    if host not in LOOPBACK and token is None:
-        raise SandboxError(
-            f"a sandbox on {host} would run programs for everyone who can reach this machine",
-            remedy="put a secret into an environment variable and name it with --token-variable, or leave out --host",
-        )
+    check_secret(host, token, SandboxError, f"a sandbox on {host} would run programs for", "--token-variable")
 
 
 def serve(sandbox: Served, service: SandboxService, listener: socket.socket) -> None:
@@ -111,10 +105,8 @@ def serve(sandbox: Served, service: SandboxService, listener: socket.socket) -> 
     SandboxError as in `check_address`, and where starlette or uvicorn is missing."""
     check_address(listener.getsockname()[0], service.token)
     app = application(sandbox, service)
-    try:
+    with needs_packages(SandboxError, "a sandbox server"):
         import uvicorn
-    except ImportError as error:
-        raise _missing() from error
 
     class Server(uvicorn.Server):
         async def shutdown(self, *arguments: Any, **named: Any) -> None:
@@ -288,7 +280,3 @@ def _unsupported(asked: Mapping[str, Any]) -> str:
 
 def _ending() -> RefusedError:
     return RefusedError(503, "this server is ending")
-
-
-def _missing() -> SandboxError:
-    return SandboxError("a sandbox server needs starlette and uvicorn", remedy="pip install 'burnish[serve]'")

@@ -32,7 +32,18 @@ from burnish.agents.endpoint.requests import (
 from burnish.agents.endpoint.responses import Response as ResponseForm
 from burnish.agents.endpoint.responses import read_response
 from burnish.errors import RolloutError
-from burnish.outside.listening import LOOPBACK, UVICORN, Admission, RefusedError, gone, listening, read_body, url_of
+from burnish.outside.listening import (
+    LOOPBACK,
+    UVICORN,
+    Admission,
+    RefusedError,
+    check_secret,
+    gone,
+    listening,
+    needs_packages,
+    read_body,
+    url_of,
+)
 
 if TYPE_CHECKING:
     import uvicorn
@@ -42,7 +53,6 @@ if TYPE_CHECKING:
 
 _START_SECONDS = 30.0
 _END_SECONDS = 10.0
-_MISSING = "pip install 'burnish[serve]'"
 _BODY_BYTES, _TOKEN_BYTES = 1 << 20, 64
 """Limit on the size of a request: a fixed part, and a part for each token of the context."""
 
@@ -66,13 +76,11 @@ class Service:
 
 def application(desk: Desk, service: Service) -> Starlette:
     """The server as an ASGI application. RolloutError if starlette is not installed."""
-    try:
+    with needs_packages(RolloutError, "a server for agents"):
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.middleware import Middleware
         from starlette.routing import Route
-    except ImportError as error:
-        raise _missing() from error
     counter = _Counter(desk, service)
     posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "/v1/chat/completions": counter.turn(read_chat, _as_completion),
@@ -150,11 +158,7 @@ class ServerThread:
 
 def check_address(host: str, key: str | None) -> None:
     """Raise RolloutError for an address that other machines can reach without a key."""
-    if host not in LOOPBACK and key is None:
-        raise RolloutError(
-            f"a model on {host} would answer everyone who can reach this machine",
-            remedy="put a secret into an environment variable and name it with --key-variable, or leave out --host",
-        )
+    check_secret(host, key, RolloutError, f"a model on {host} would answer", "--key-variable")
 
 
 class _Counter:
@@ -257,10 +261,8 @@ def _as_response(replies: Sequence[Reply]) -> tuple[Body, Iterator[str]]:
 
 
 def _uvicorn(app: Starlette, service: Service) -> uvicorn.Server:
-    try:
+    with needs_packages(RolloutError, "a server for agents"):
         import uvicorn
-    except ImportError as error:
-        raise _missing() from error
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -269,7 +271,3 @@ def _uvicorn(app: Starlette, service: Service) -> uvicorn.Server:
             **UVICORN,
         )
     )
-
-
-def _missing() -> RolloutError:
-    return RolloutError("a server for agents needs starlette and uvicorn", remedy=_MISSING)
