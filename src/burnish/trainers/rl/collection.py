@@ -138,7 +138,7 @@ def why_left_out(group: RolloutGroup, step: int, domains: Domains, needs_greedy:
         return "no response has a score"
     if needs_greedy and (group.greedy is None or group.greedy.reward is None):
         return "greedy response without a score"
-    return domains.why_left_out(group, step)
+    return domains.of(group.prompt).filter.why_left_out(group, step)
 
 
 def penalised(group: RolloutGroup, fraction: float, domains: Domains) -> RolloutGroup:

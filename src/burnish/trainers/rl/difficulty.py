@@ -124,7 +124,8 @@ class Filter:
         """Why a group with at least one reward is not trained on; empty if it is."""
         rewards = [r.reward for r in group.samples() if r.reward is not None]
         # Siblings whose reward failed do not count as different.
-        if self.dynamic and len(set(rewards)) < 2 and not self._teaches_otherwise(group):
+        is_constant = self.dynamic and len(set(rewards)) < 2
+        if is_constant and not (self._teaches_by_turn(group) or self._teaches_by_part(group)):
             return "group without signal"
         if self.difficulty is None:
             return ""
@@ -132,10 +133,6 @@ class Filter:
         if least is not None and _deviation(rewards) < least:
             return "spread of rewards below min_spread"
         return "" if not solved or self._inside(sum(solved) / len(solved), step) else "solved share outside of keep"
-
-    def _teaches_otherwise(self, group: RolloutGroup) -> bool:
-        """Return whether an estimator that compares turns or parts tells responses of equal reward apart."""
-        return self._teaches_by_turn(group) or self._teaches_by_part(group)
 
     def _teaches_by_turn(self, group: RolloutGroup) -> bool:
         """Return whether the discounted returns from some turn on differ within the group."""

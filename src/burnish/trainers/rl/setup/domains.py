@@ -51,9 +51,6 @@ class Domains:
 
         return self.feeds.draw(counts, positions, asks_for if self.rates.windows else None)
 
-    def why_left_out(self, group: RolloutGroup, step: int) -> str:
-        return self.of(group.prompt).filter.why_left_out(group, step)
-
     def lacking(self, wanted: Mapping[str, int], kept: Sequence[RolloutGroup]) -> dict[str, int]:
         """Groups still to be sampled, in the domains that replace groups which teach nothing."""
         found = [self.of(group.prompt).settings.key for group in kept]
