@@ -14,13 +14,14 @@ from burnish.agents.environments.host import ConversationHost
 from burnish.agents.environments.warm_parent import Wanted
 from burnish.config.domains import DomainSettings
 from burnish.config.schema import RlConfig
+from burnish.config.schema_rollout import ConversationConfig
 from burnish.data.prompts import PromptSet
 from burnish.errors import ConfigError
 from burnish.models.loading import LoadedModel
 from burnish.observability.console import say
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.trainers.rl.setup.feeds import with_template
-from burnish.types import Prompt
+from burnish.types import Json, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +79,7 @@ def open_agents(
 def _open_talk(config: RlConfig, domain: DomainSettings, loaded: LoadedModel, stack: ExitStack) -> AgentTalk:
     conversation, where = domain.conversation, domain.place("conversation")
     assert conversation is not None
-    host = ConversationHost(
-        Wanted(
-            environment=f"agent:{conversation.agent}",
-            options=conversation.agent_options,
-            where=where,
-            variables=conversation.variables,
-            start_seconds=conversation.start_timeout_seconds,
-        )
-    )
-    stack.callback(host.close)
+    host = open_host(conversation, where, f"agent:{conversation.agent}", conversation.agent_options, (), stack)
     speech = Speech.of(
         with_template(loaded.tokenizer, domain.chat_template),
         (*loaded.eos_token_ids, *config.rollout.stop_token_ids),
@@ -109,6 +101,21 @@ def _open_talk(config: RlConfig, domain: DomainSettings, loaded: LoadedModel, st
         in_rounds=conversation.in_rounds,
         same_start=conversation.same_start,
     )
+
+
+def open_host(
+    conversation: ConversationConfig,
+    where: str,
+    environment: str | None,
+    options: Mapping[str, Json],
+    tools: Sequence[str],
+    stack: ExitStack,
+) -> ConversationHost:
+    """Start the processes of conversations, which `stack` ends."""
+    wanted = Wanted(tools, environment, options, where, conversation.variables, conversation.start_timeout_seconds)
+    host = ConversationHost(wanted)
+    stack.callback(host.close)
+    return host
 
 
 def _lines(domain: DomainSettings) -> list[str]:

@@ -14,10 +14,9 @@ from rich.console import Console
 
 from burnish.agents.conversation import ConversingEngine, Talk
 from burnish.agents.endpoint.chat_tokens import renderer
-from burnish.agents.environments.host import ConversationHost, allow_connections
+from burnish.agents.environments.host import allow_connections
 from burnish.agents.environments.mcp_tools import McpServer, McpTools
 from burnish.agents.environments.python_tool import PythonToolOptions, open_python_tool
-from burnish.agents.environments.warm_parent import Wanted
 from burnish.agents.observations import ObservationFormat, Observer, rewrites
 from burnish.agents.partner import PartnerLimits, ToolsAndEnvironment
 from burnish.agents.tool_calls import CallLimits
@@ -39,7 +38,7 @@ from burnish.errors import ConfigError, DataError
 from burnish.models.loading import LoadedModel
 from burnish.observability.console import say
 from burnish.rollouts.engine import RolloutEngine
-from burnish.trainers.rl.setup.agents import Agents, open_agents
+from burnish.trainers.rl.setup.agents import Agents, open_agents, open_host
 from burnish.trainers.rl.setup.feeds import with_template
 from burnish.types import Json, Prompt
 from burnish.words import did_you_mean
@@ -146,19 +145,9 @@ def open_partner(
     like `open_conversations`."""
     conversation, where = domain.conversation, domain.place("conversation")
     assert conversation is not None
-    host = None
-    if conversation.own_tools or conversation.environment is not None:
-        host = ConversationHost(
-            Wanted(
-                tools=conversation.own_tools,
-                environment=conversation.environment,
-                options=conversation.environment_options,
-                where=where,
-                variables=conversation.variables,
-                start_seconds=conversation.start_timeout_seconds,
-            )
-        )
-        stack.callback(host.close)
+    host, tools, environment = None, conversation.own_tools, conversation.environment
+    if tools or environment is not None:
+        host = open_host(conversation, where, environment, conversation.environment_options, tools, stack)
     served, tool_limits = open_served_tools(conversation, config.sandbox, where, stack)
     own = () if host is None else host.schemas
     functions = zip((tool for tool in conversation.tools if not tool.is_served), own, strict=False)
