@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from torch import Tensor
@@ -39,9 +38,6 @@ from burnish.trainers.sft import open_policy, response_ends, unheard_end
 from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,7 +130,7 @@ def open_prefer_run(
         config, loaded = begun.config, begun.opened.loaded
         objective = preference_objective(config)
         limit = min(config.max_tokens, loaded.context_length)
-        train, heldout = load_examples(config, loaded.tokenizer, limit, console)
+        train, heldout = load_comparisons(config, loaded.tokenizer, limit, console, check_fits_losses)
         say(console, unheard_end(train.last_tokens(), loaded))
         say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
         total_steps = planned_steps(config.steps, config.optimization, len(train))
@@ -172,13 +168,6 @@ def preference_objective(config: PreferConfig) -> PreferenceObjective:
     shared = {name: value for name, value in config.shared_options.items() if value is not None}
     losses = [(loss.name, loss.weight, loss.options) for loss in config.losses]
     return objective_of(losses, shared, length_normalised=config.length_normalised)
-
-
-def load_examples(
-    config: PreferConfig, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
-) -> tuple[PreferenceSet, PreferenceSet | None]:
-    """Load training and held-out examples. DataError for rows that the losses cannot use."""
-    return load_comparisons(config, tokenizer, max_tokens, console, check_fits_losses)
 
 
 def check_fits_losses(config: PreferConfig, found: PreferenceSet) -> None:

@@ -25,12 +25,12 @@ from burnish.planning.plan import Preview
 from burnish.trainers.chaining import measured, pinned, with_weights
 from burnish.trainers.placement import model_facts
 from burnish.trainers.preferences.batches import plain_batch, responses_of
-from burnish.trainers.preferences.loop import load_examples, preference_objective
+from burnish.trainers.preferences.loop import check_fits_losses, preference_objective
 from burnish.trainers.preferences.reference import KeptReference
 from burnish.trainers.preferences.scores import HeldOutPreferences, Score, are_pairs
 from burnish.trainers.preview import preview_of_data
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
-from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rule, planned_steps
+from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rule, load_comparisons, planned_steps
 from burnish.trainers.rl.setup.preflight import local_tokenizer
 from burnish.trainers.run_folder import recorded_paths
 
@@ -51,7 +51,7 @@ def count_rows(config: PreferConfig, context_tokens: int | None, tokenizer: PreT
         counts = [count_comparisons(some, config) if some else 0 for some in (config.data.train, config.data.eval)]
         return Preview(rows=counts[0])
     limit = min(config.max_tokens, UNLIMITED_CONTEXT if context_tokens is None else context_tokens)
-    train, heldout = load_examples(config, tokenizer, limit, Console(quiet=True))
+    train, heldout = load_comparisons(config, tokenizer, limit, Console(quiet=True), check_fits_losses)
     planned_steps(config.steps, config.optimization, len(train))
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
     tokens = sum(len(one.text[0]) + len(one.text[1]) for one in responses_of(train.examples))
@@ -73,7 +73,7 @@ def evaluate_prefer_run(config: PreferConfig, *, console: Console, weights: Path
     config = measured(config, weights, console)
     loaded, score = open_scorer(config, config.model, console)
     limit = min(config.max_tokens, loaded.context_length)
-    train, heldout = load_examples(config, loaded.tokenizer, limit, console)
+    train, heldout = load_comparisons(config, loaded.tokenizer, limit, console, check_fits_losses)
     assert heldout is not None
     examples = HeldOutPreferences.of(evaluated_comparisons(config, heldout), objective)
     reference = None
@@ -114,7 +114,7 @@ def check_prefer(config: PreferConfig, top_score: float | None, show: int, conso
             f"the tokenizer of {config.model.path!r} is not on this machine", remedy="download the model first"
         )
     failing = 0
-    train, heldout = load_examples(config, tokenizer, config.max_tokens, console)
+    train, heldout = load_comparisons(config, tokenizer, config.max_tokens, console, check_fits_losses)
     for name, found in (("data.train", train), ("held out", heldout)):
         if found is not None:
             result = audit(found.examples)
