@@ -30,14 +30,10 @@ class Stopwatch:
     def seconds(self, name: str) -> float:
         return self._seconds.get(name, 0.0)
 
-    def elapsed(self) -> float:
-        """Return the seconds since the stopwatch was made."""
-        return time.perf_counter() - self._started
-
     def phases(self) -> dict[str, Metric]:
         """Return the seconds of each phase."""
         return {f"time/{name}_seconds": Metric(Reduction.SUM, value) for name, value in self._seconds.items()}
 
     def metrics(self) -> dict[str, Metric]:
         """Return the seconds of each phase, and since the stopwatch was made."""
-        return self.phases() | {"time/step_seconds": Metric(Reduction.SUM, self.elapsed())}
+        return self.phases() | {"time/step_seconds": Metric(Reduction.SUM, time.perf_counter() - self._started)}
