@@ -28,8 +28,11 @@ Tokens = tuple[int, ...]
 class TextDecoder(ABC):
     """A decoder that reads prompts itself, otherwise like `decoders.Decoder`. It does not preallocate memory."""
 
-    @abstractmethod
-    def __init__(self, model: PreTrainedModel, places: int) -> None: ...
+    _rows: list[Any]
+
+    def __init__(self, model: PreTrainedModel, places: int) -> None:
+        self._model = model
+        self._rows = []
 
     @abstractmethod
     def join_texts(self, prompts: Sequence[Tokens]) -> None:
@@ -39,9 +42,11 @@ class TextDecoder(ABC):
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         """(R, vocabulary) after each row's newest token, which is at this position in its sequence."""
 
-    @abstractmethod
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
         """Move rows `sources` to the places of rows `targets`, and keep only the first `num_rows`."""
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self._rows[target] = self._rows[source]
+        del self._rows[num_rows:]
 
 
 @dataclass(slots=True, eq=False)
@@ -56,9 +61,7 @@ class _Cohort:
 class EqualLengthDecoder(TextDecoder):
     """Rows of equal length go through the model together, with the model's own cache."""
 
-    def __init__(self, model: PreTrainedModel, places: int) -> None:
-        self._model = model
-        self._places: list[tuple[_Cohort, int]] = []
+    _rows: list[tuple[_Cohort, int]]
 
     def join_texts(self, prompts: Sequence[Tokens]) -> None:
         by_length: dict[int, list[Tokens]] = {}
@@ -73,25 +76,20 @@ class EqualLengthDecoder(TextDecoder):
             length: _Cohort(torch.tensor([text[:-1] for text in texts], dtype=torch.int64, device=device))
             for length, texts in by_length.items()
         }
-        self._places += [(cohorts[length], number) for length, number in places]
+        self._rows += [(cohorts[length], number) for length, number in places]
 
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         members: dict[int, list[int]] = {}
-        for row, (cohort, _) in enumerate(self._places):
+        for row, (cohort, _) in enumerate(self._rows):
             members.setdefault(id(cohort), []).append(row)
         parts = []
         for rows in members.values():
-            cohort, numbers = self._places[rows[0]][0], [self._places[row][1] for row in rows]
+            cohort, numbers = self._rows[rows[0]][0], [self._rows[row][1] for row in rows]
             newest_N = tokens_R.new_zeros(len(cohort.text_NS))
             newest_N[numbers] = tokens_R[rows]
             parts.append(self._step(cohort, newest_N)[numbers])
         order = torch.tensor([row for rows in members.values() for row in rows], device=tokens_R.device)
         return torch.cat(parts).index_select(0, order.argsort())
-
-    def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-            self._places[target] = self._places[source]
-        del self._places[num_rows:]
 
     def _step(self, cohort: _Cohort, newest_N: Tensor) -> Tensor:
         """(N, vocabulary) after one more token. The model's cache is passed to the next call."""
@@ -113,28 +111,24 @@ class EqualLengthDecoder(TextDecoder):
 class WholeTextDecoder(TextDecoder):
     """Every row's sequence goes through the model again for every token, batched only with rows of its length."""
 
+    _rows: list[list[int]]
+
     def __init__(self, model: PreTrainedModel, places: int) -> None:
-        self._model = model
+        super().__init__(model, places)
         self._together = row_rules(model).beside != "alone"
-        self._texts: list[list[int]] = []
 
     def join_texts(self, prompts: Sequence[Tokens]) -> None:
-        self._texts += [list(prompt[:-1]) for prompt in prompts]
+        self._rows += [list(prompt[:-1]) for prompt in prompts]
 
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        for text, token in zip(self._texts, tokens_R.tolist(), strict=True):
+        for text, token in zip(self._rows, tokens_R.tolist(), strict=True):
             text.append(token)
         groups: dict[tuple[int, int], list[int]] = {}
-        for row, text in enumerate(self._texts):
+        for row, text in enumerate(self._rows):
             groups.setdefault((len(text), 0 if self._together else row), []).append(row)
         parts = []
         for rows in groups.values():
-            texts = torch.tensor([self._texts[row] for row in rows], device=tokens_R.device)
+            texts = torch.tensor([self._rows[row] for row in rows], device=tokens_R.device)
             parts.append(self._model(**plain_inputs(self._model, texts)).logits[:, -1])
         order = torch.tensor([row for rows in groups.values() for row in rows], device=tokens_R.device)
         return torch.cat(parts).index_select(0, order.argsort())
-
-    def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-            self._texts[target] = self._texts[source]
-        del self._texts[num_rows:]
