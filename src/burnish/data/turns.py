@@ -73,7 +73,7 @@ def _marked(item: Mapping[str, Any], where: str) -> bool | None:
             f"{where} has {', '.join(f'{name} {describe(value, 30)}' for name, value in marks.items())}",
             remedy="mark a turn with train: true or false, or weight: 1 or 0; a row's own weight has a column",
         )
-    return bool(*marks.values()) if marks else None
+    return bool(next(iter(marks.values()))) if marks else None
 
 
 def _content(value: Any, where: str, *, may_be_absent: bool) -> str:

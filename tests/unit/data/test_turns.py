@@ -79,7 +79,9 @@ def test_what_cannot_be_carried_is_refused_where_it_stands(turn: dict, words: st
 
 @pytest.mark.parametrize(
     ("marks", "trained"),
-    [({}, None), ({"train": None}, None), ({"train": False}, False), ({"weight": 0}, False), ({"weight": 1}, True)],
+    [({}, None), ({"train": None}, None), ({"weight": 0}, False), ({"weight": 1}, True)]
+    + [({"train": trained}, trained) for trained in (False, True)]
+    + [({"train": trained, "weight": int(trained)}, trained) for trained in (False, True)],
 )
 def test_a_supervised_turn_may_say_whether_it_is_trained_on(marks: dict, trained: bool | None) -> None:
     turn = checked_message({"role": "assistant", "content": "x", **marks}, "f:1, message 1", may_mark=True)
