@@ -48,7 +48,7 @@ def field_annotations(section: type[BaseModel]) -> dict[str, object]:
 
 @functools.cache
 def all_fields(section: type[BaseModel], prefix: str = "") -> tuple[Field, ...]:
-    """All fields of a section and of the sections inside it, in the order of their declaration."""
+    """Fields of a section and of the sections inside it, in the order of their declaration."""
     found: list[Field] = []
     for name, annotation in field_annotations(section).items():
         path = f"{prefix}{name}"

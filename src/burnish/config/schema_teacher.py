@@ -15,7 +15,7 @@ OWN_POLICY = "policy"
 
 
 class TeacherPlace(Section):
-    """Where a teacher is: a model to load, or one at an endpoint."""
+    """Place of a teacher: a model to load, or one at an endpoint."""
 
     path: PathText | None = None
     """Folder, run (`runs/big@best`) or hub name of the teacher. This or `url` is required."""
