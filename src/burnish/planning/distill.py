@@ -66,6 +66,10 @@ class DistillTable(SftTable):
         elif self.config.teacher.cache is not None and not is_cached(self.config):
             yield from self._teacher("teacher")
 
+    def of_loop(self) -> Iterator[MemoryItem]:
+        """Memory of sampling or filling the cache, which the command's process does."""
+        return self.sampling()
+
 
 class DistillProcesses(Processes):
     """Each trainer has the teacher, too, unless it has read all texts before."""

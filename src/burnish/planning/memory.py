@@ -198,7 +198,7 @@ class RoleMemory:
 
     def of_loop(self) -> Iterator[MemoryItem]:
         """Memory of the models that the command's own process computes with, wherever the trainers are."""
-        return self.sampling()
+        return iter(())
 
     def sampling(self) -> Iterator[MemoryItem]:
         """Memory of sampling: the key/value cache, and weights that only sampling needs."""

@@ -133,10 +133,6 @@ class RlTable(RoleMemory):
         if self.config.has_separate_critic:
             yield "critic", (self.facts.critic or self.facts).num_parameters
 
-    def of_loop(self) -> Iterator[MemoryItem]:
-        """Nothing, as trainers or rollout workers sample."""
-        return iter(())
-
     def of_trainers(self) -> Iterator[MemoryItem]:
         """They also sample where no other process does."""
         yield from self.trained()

@@ -75,6 +75,10 @@ class RmTable(RoleMemory):
             yield self.weights("sampling policy")
             yield self.cache(min(_NORMALIZATION_ROWS, settings.responses), self.config.max_tokens)
 
+    def of_loop(self) -> Iterator[MemoryItem]:
+        """Memory of the policy that the command's process samples from to normalise scores."""
+        return self.sampling()
+
     def loaded_again(self) -> Iterator[MemoryItem]:
         """Nothing: a reward model is not compared with the saved one."""
         return iter(())
