@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import InitVar, dataclass
 from typing import Self
 
 from burnish.distributed.peers import Peer, RoleLostError
@@ -20,7 +19,6 @@ ROLE = "reward_model"
 _HOUR = 3600.0
 
 
-@dataclass(eq=False)
 class RewardModelProcess:
     """`ScoringModels` in another process. A context manager, which ends it.
 
@@ -31,15 +29,21 @@ class RewardModelProcess:
     hour. seconds: how long a request may take. say: tells the user what became of it.
     """
 
-    process: InitVar[Peer]
-    start: Callable[[threading.Event], Peer] | None
-    restarts: int
-    seconds: float
-    say: Callable[[str], None]
-
-    def __post_init__(self, process: Peer) -> None:
-        self.name = process.name
+    def __init__(
+        self,
+        process: Peer,
+        start: Callable[[threading.Event], Peer] | None,
+        *,
+        restarts: int,
+        seconds: float,
+        say: Callable[[str], None],
+    ) -> None:
         self._process: Peer | None = process
+        self.name = process.name
+        self._start = start
+        self._restarts = restarts
+        self._seconds = seconds
+        self._say = say
         self._started_again: list[float] = []
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -75,15 +79,15 @@ class RewardModelProcess:
         message = ("call", ROLE, "outcomes", (label, items), dict[str, object]())
         while True:
             try:
-                return self._present().ask(message, what=f"reward {label!r}", seconds=self.seconds)
+                return self._present().ask(message, what=f"reward {label!r}", seconds=self._seconds)
             except RoleLostError as error:
                 self._lose(label, error)
 
     def _present(self) -> Peer:
         """The process, made again if there is none."""
         if self._process is None:
-            assert self.start is not None, "it is let go of only where it can be started again"
-            process = self.start(self._closed)
+            assert self._start is not None, "it is let go of only where it can be started again"
+            process = self._start(self._closed)
             with self._lock:
                 self._process = process
                 if self._closed.is_set():
@@ -92,18 +96,18 @@ class RewardModelProcess:
 
     def _lose(self, label: str, error: RoleLostError) -> None:
         """Let go of a lost process. Raises what ends the run if it is not to be started again."""
-        if self.start is None or self._closed.is_set():
+        if self._start is None or self._closed.is_set():
             raise error
         now = time.monotonic()
         self._started_again = [moment for moment in self._started_again if now - moment < _HOUR]
-        if len(self._started_again) >= self.restarts:
+        if len(self._started_again) >= self._restarts:
             raise RewardError(
-                f"reward {label!r} cannot be scored: {error.message}; it is not started again: {self.restarts} "
+                f"reward {label!r} cannot be scored: {error.message}; it is not started again: {self._restarts} "
                 "restarts an hour is the limit (cluster.restarts)",
                 remedy="if it ends: mostly too little memory, of which its option tokens_per_microbatch takes less; if "
                 "it does not answer: raise cluster.stall_seconds",
             ) from error
         self._started_again.append(now)
-        self.say(f"{error.message}; it is started again, and asked for the same scores: nothing to do")
+        self._say(f"{error.message}; it is started again, and asked for the same scores: nothing to do")
         with self._lock:
             self._process = None

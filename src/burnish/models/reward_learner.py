@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -80,18 +80,23 @@ class PreferenceLearner(Learner, Protocol):
 REWARD_MODEL = Owner("rm", "reward model", "lower optimization.learning_rate, or use model.dtype: float32")
 
 
-@dataclass(eq=False)
 class RewardLearner:
     """`PreferenceLearner` in this process: the counterpart of `LocalPolicy` for comparisons."""
 
-    model: RewardModel
-    settings: InitVar[OptimizerSettings]
-    tokens_per_microbatch: int
-    gradient_checkpointing: bool = False
-    lanes: Lanes = ONE_LANE
-
-    def __post_init__(self, settings: OptimizerSettings) -> None:
-        self._optimizer = RoleOptimizer(REWARD_MODEL, self.model.named_parameters(), settings, self.lanes)
+    def __init__(
+        self,
+        model: RewardModel,
+        settings: OptimizerSettings,
+        *,
+        tokens_per_microbatch: int,
+        gradient_checkpointing: bool = False,
+        lanes: Lanes = ONE_LANE,
+    ) -> None:
+        self.model = model
+        self._tokens_per_microbatch = tokens_per_microbatch
+        self._lanes = lanes
+        self._gradient_checkpointing = gradient_checkpointing
+        self._optimizer = RoleOptimizer(REWARD_MODEL, model.named_parameters(), settings, lanes)
 
     def rest_optimizer(self, folder: Path) -> None:
         """See `RoleOptimizer.rest`."""
@@ -100,8 +105,8 @@ class RewardLearner:
     def share_weights(self, cut: Cut) -> None:
         """See `LocalPolicy.share_weights`."""
         self._optimizer.let_go()
-        shared = self.model.share_weights(self.lanes, cut)
-        self.lanes = shared.lanes
+        shared = self.model.share_weights(self._lanes, cut)
+        self._lanes = shared.lanes
         self._optimizer.share(shared, self.model.named_parameters())
 
     def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
@@ -116,16 +121,16 @@ class RewardLearner:
         self.model.check_common(_pairs(part) for part in parts)
         try:
             with (
-                recomputing(self.model.loaded.model, on=self.gradient_checkpointing),
-                self.lanes.adding(parts, costs, self._optimizer.parameters, accumulation.values) as own_parts,
+                recomputing(self.model.loaded.model, on=self._gradient_checkpointing),
+                self._lanes.adding(parts, costs, self._optimizer.parameters, accumulation.values) as own_parts,
             ):
                 for part in own_parts:
                     value = objective(compared_scores(self.model.scores(_pairs(part)), part), len(comparisons))
                     value.loss.backward()
                     accumulation.values.append(replace(value, loss=value.loss.detach()))
-                for part in self.lanes.fillers(parts, costs):
+                for part in self._lanes.fillers(parts, costs):
                     scores_B = self.model.scores(_pairs(part))
-                    self.lanes.reaching([scores_B], scores_B.new_zeros(())).backward()
+                    self._lanes.reaching([scores_B], scores_B.new_zeros(())).backward()
         except BaseException:
             self._optimizer.weights.clear()  # half a gradient must not become a step
             raise
@@ -147,7 +152,7 @@ class RewardLearner:
 
     def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
         """Rewards of the responses, without gradient."""
-        return self.model.score(pairs, self.tokens_per_microbatch, self.lanes)
+        return self.model.score(pairs, self._tokens_per_microbatch, self._lanes)
 
     def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
         """`RewardModel.normalise`, after which the optimizer continues from the rescaled head."""
@@ -157,7 +162,7 @@ class RewardLearner:
     def save_weights(self, folder: Path) -> None:
         """Write a folder that `from_pretrained` loads as a sequence classifier, with read-out and normalisation. Of a
         team every process makes this call, and the first one writes."""
-        if self.lanes.keeps_state or self.model.shared is not None:
+        if self._lanes.keeps_state or self.model.shared is not None:
             self.model.save(folder)
 
     @torch.no_grad()
@@ -207,7 +212,7 @@ class RewardLearner:
 
     def _parts(self, comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
         lengths = [comparison.num_tokens() for comparison in comparisons]
-        parts = microbatches_by_tokens(lengths, self.lanes.budget(sum(lengths), self.tokens_per_microbatch))
+        parts = microbatches_by_tokens(lengths, self._lanes.budget(sum(lengths), self._tokens_per_microbatch))
         return [[comparisons[index] for index in part] for part in parts]
 
 

@@ -126,29 +126,34 @@ class Slots:
         self.step_1.add_(1)
 
 
-@dataclass(eq=False)
 class StaticSteps:
     """Blocks of steps for up to `places` rows, a power of two. `capture` None runs every step uncaptured.
 
     must_capture: an exception while capturing is raised; otherwise steps of that shape then run uncaptured.
     """
 
-    model: PreTrainedModel
-    slotted: SlottedPass
-    places: int
-    capture: Capture | None
-    must_capture: bool
-
-    def __post_init__(self) -> None:
-        self._device = next(self.model.parameters()).device
-        self._slots = Slots(self.places, self._device)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        slotted: SlottedPass,
+        places: int,
+        capture: Capture | None,
+        *,
+        must_capture: bool,
+    ) -> None:
+        self._model = model
+        self._slotted = slotted
+        self._device = next(model.parameters()).device
+        self._slots = Slots(places, self._device)
+        self._capture = capture
+        self._must_capture = must_capture
         self._stop_ids: dict[frozenset[int], Tensor] = {}
         self._captured: dict[object, Step | None] = {}  # None: cannot be
         self._addresses: tuple[int, ...] = ()
 
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         """(R, vocabulary) after these tokens."""
-        shape = self.slotted.fit(power_of_two(len(tokens_R)), positions_R.tolist(), 1)
+        shape = self._slotted.fit(power_of_two(len(tokens_R)), positions_R.tolist(), 1)
         nothing_R = torch.zeros_like(tokens_R)
         self._slots.load(torch.stack([tokens_R, positions_R, nothing_R, nothing_R, nothing_R]))
         return self._logits(shape)[: len(tokens_R)]
@@ -159,14 +164,14 @@ class StaticSteps:
         """The tokens (steps, R) of this many steps, and their log-probabilities. Tokens of a row after one of
         `stop_ids` or its limit do not count."""
         rows = numbers_5R.shape[1]
-        shape = self.slotted.fit(power_of_two(rows), numbers_5R[POSITION].tolist(), steps)
+        shape = self._slotted.fit(power_of_two(rows), numbers_5R[POSITION].tolist(), steps)
         same = replace(sampling, max_response_tokens=1, stop=(), stop_token_ids=())
         stop_ids_N = self._on_device(stop_ids)
 
         def step() -> None:
             self._slots.draw(self._logits(shape)[:, :vocabulary], same, stop_ids_N)
 
-        run = step if self.capture is None else self._repeatable((shape, same, stop_ids, vocabulary), step, numbers_5R)
+        run = step if self._capture is None else self._repeatable((shape, same, stop_ids, vocabulary), step, numbers_5R)
         self._slots.load(numbers_5R)
         for _ in range(steps):
             run()
@@ -174,7 +179,7 @@ class StaticSteps:
 
     def _logits(self, shape: Shape) -> Tensor:
         tokens_S, positions_S = self._slots.numbers_5S[:2, : shape.slots]
-        return self.slotted.logits(shape, tokens_S, positions_S)
+        return self._slotted.logits(shape, tokens_S, positions_S)
 
     def _on_device(self, stop_ids: frozenset[int]) -> Tensor:
         if stop_ids not in self._stop_ids:
@@ -197,7 +202,7 @@ class StaticSteps:
         try:
             return self._checked(step, numbers_5R)
         except Exception as error:  # boundary: a model's code may do anything that cannot be captured
-            if self.must_capture:
+            if self._must_capture:
                 raise
             warnings.warn(
                 f"decoding without a CUDA graph for one shape: {failure(error)}", RuntimeWarning, stacklevel=2
@@ -206,13 +211,13 @@ class StaticSteps:
 
     def _checked(self, step: Step, numbers_5R: Tensor) -> Step:
         """The captured step, if it draws the same tokens. The check writes only what the block's first step writes."""
-        assert self.capture is not None
+        assert self._capture is not None
         rows = numbers_5R.shape[1]
         self._slots.load(numbers_5R)
         step()
         expected = self._slots.tokens_BS[0, :rows].tolist()
         self._slots.load(numbers_5R)
-        replay = self.capture(step)
+        replay = self._capture(step)
         self._slots.load(numbers_5R)
         self._slots.tokens_BS.fill_(-1)
         replay()
@@ -227,8 +232,8 @@ class StaticSteps:
 
     def _current_addresses(self) -> tuple[int, ...]:
         """Addresses and sizes of the tensors: a new cache may lie where an earlier one was."""
-        weights = (*self.model.parameters(), *self.model.buffers())
-        cached = list(self.slotted.tensors())
+        weights = (*self._model.parameters(), *self._model.buffers())
+        cached = list(self._slotted.tensors())
         return (*(tensor.data_ptr() for tensor in (*weights, *cached)), *(tensor.numel() for tensor in cached))
 
 
