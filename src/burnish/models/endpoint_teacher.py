@@ -9,9 +9,10 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from anyio.from_thread import start_blocking_portal
@@ -36,6 +37,7 @@ _ROUNDING = 1e-3
 """Log-probabilities may be above 0 by this much."""
 _NO_CHARACTER = "\ufffd"
 
+Read = TypeVar("Read")
 Entries = Mapping[str, Any]
 """Answer about one place of a text: by id, for its token and the likeliest ones, `logprob` and perhaps the token's text
 (`decoded_token`)."""
@@ -60,7 +62,7 @@ class EndpointTeacher:
         """(B, T) log-probabilities of the response tokens at temperature 1. 0 past the end of a response."""
         batch.host.check_prompts()
         pairs, found_BT = batch.texts(), torch.zeros(batch.response_tokens.shape)
-        found = self.ask([(*prompt, *response) for prompt, response in pairs])
+        found = self.ask([(*prompt, *response) for prompt, response in pairs], list)
         for row, ((prompt, response), entries) in enumerate(zip(pairs, found, strict=True)):
             named = zip(response, entries[len(prompt) - 1 :], strict=True)
             own = [some[str(token)]["logprob"] for token, some in named]
@@ -69,14 +71,14 @@ class EndpointTeacher:
 
     def likeliest(self, texts: Sequence[Text], k: int) -> list[Likeliest]:
         """The k likeliest tokens at each token of each response, at temperature 1."""
-        found = self.ask([(*prompt, *response) for prompt, response in texts], k)
-        return [_likeliest(entries[len(prompt) - 1 :], k) for (prompt, _), entries in zip(texts, found, strict=True)]
+        found = self.ask([(*prompt, *response) for prompt, response in texts], partial(_likeliest, k=k), k)
+        return [whole.at(slice(len(prompt) - 1, None)) for (prompt, _), whole in zip(texts, found, strict=True)]
 
     def check(self, tokenizer: PreTrainedTokenizerBase, longest: int, *, compare_texts: bool) -> None:
         """Ask about texts of as many tokens as the `longest` of the run, with ids from all over the vocabulary. Raises
         ModelError also for an id that stands for another text there, unless the tokenizers have been compared."""
         texts = probe(tokenizer, longest)
-        for text, entries in zip(texts, self.ask(texts), strict=True):
+        for text, entries in zip(texts, self.ask(texts, list), strict=True):
             for token, some in zip(text[1:], entries, strict=True) if compare_texts else ():
                 ours, theirs = str(tokenizer.decode([token])), some[str(token)].get("decoded_token")
                 # Some tokenizers drop the space before the first word.
@@ -85,22 +87,30 @@ class EndpointTeacher:
                     remedy = "use a teacher of the policy's model family; if it gives no decoded_token (None), set "
                     raise self._error(message, remedy + "teacher.tokenizer to the folder or hub name of its tokenizer")
 
-    def ask(self, texts: Sequence[Sequence[int]], k: int = 0) -> list[list[Entries]]:
-        """The endpoint's entries for each text's tokens but the first: the token's, and those of the k likeliest."""
+    def ask(self, texts: Sequence[Sequence[int]], read: Callable[[list[Entries]], Read], k: int = 0) -> list[Read]:
+        """Ask about each text. For every token after the first there are entries of itself and of the k likeliest
+        tokens. read: what is kept of the entries of a text, as soon as they are there."""
         with start_blocking_portal(name="burnish-teacher") as portal:  # this thread may run an event loop itself
-            return portal.call(self._ask_all, texts, k)
+            return portal.call(self._ask_all, texts, read, k)
 
-    async def _ask_all(self, texts: Sequence[Sequence[int]], k: int) -> list[list[Entries]]:
+    async def _ask_all(
+        self, texts: Sequence[Sequence[int]], read: Callable[[list[Entries]], Read], k: int
+    ) -> list[Read]:
         client = EndpointClient(f"{self.url.rstrip('/')}/completions", self.key, concurrency=self.concurrency)
         places = asyncio.Semaphore(self.concurrency)
         try:
-            return await asyncio.gather(*(self._ask(client, places, text, k) for text in texts))
+            return await asyncio.gather(*(self._ask(client, places, text, read, k) for text in texts))
         finally:
             await client.close()
 
     async def _ask(
-        self, client: EndpointClient, places: asyncio.Semaphore, text: Sequence[int], k: int
-    ) -> list[Entries]:
+        self,
+        client: EndpointClient,
+        places: asyncio.Semaphore,
+        text: Sequence[int],
+        read: Callable[[list[Entries]], Read],
+        k: int,
+    ) -> Read:
         body = {"model": self.name, "prompt": text, "max_tokens": 1, "temperature": 0, "prompt_logprobs": k}
         most = _ANSWER_BYTES + _TOKEN_BYTES * len(text) * (1 + k)
         async with places:
@@ -109,7 +119,7 @@ class EndpointTeacher:
                 began = time.monotonic()
                 found = await client.post(body, seconds=left, max_bytes=most)
                 if isinstance(found, FinalAnswer):
-                    return self._entries(found, text, k)
+                    return read(self._entries(found, text, k))
                 tries += 1
                 last = last if last and found.timeout else found.reason  # a status says more
                 pause = max(found.wait, growing_pause(str(text), tries))

@@ -77,7 +77,7 @@ def test_the_likeliest_tokens_by_hand(start: Start) -> None:
 
 def test_no_more_requests_than_allowed_are_on_their_way(start: Start) -> None:
     stub = start(entries, lambda count, prompt: "slow", slow_seconds=0.02)
-    teacher(stub, concurrency=3).ask([[1, number] for number in range(12)])
+    teacher(stub, concurrency=3).ask([[1, number] for number in range(12)], list)
     assert (stub.requests, stub.most_in_flight) == (12, 3)
 
 
