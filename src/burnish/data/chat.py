@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +27,8 @@ Tokens = tuple[int, ...]
 Written = tuple[str, bool]
 """A text, and whether the chat template wrote it, with its special tokens."""
 
-ENCODED_AT_ONCE = 1_000
+ENCODED_AT_ONCE, _CHARACTERS_AT_ONCE = 1_000, 1_000_000
+"""Rows and characters after which texts are encoded: of long documents, few are held at a time."""
 AUTO = ChatFormat()
 PLAIN = ChatFormat("never")
 
@@ -79,11 +80,22 @@ class Encoder:
                 found = _encode_together([text for text, _ in together], self.tokenizer, bare=bare)
                 self._known.update(zip(together, found, strict=True))
 
-    def announced(self, rows: Iterator[_Row], plain_texts: Callable[[_Row], Iterable[str]]) -> Iterator[_Row]:
-        """Yield the rows, with the plain texts of many announced at a time."""
-        while some := list(islice(rows, ENCODED_AT_ONCE)):
-            self.announce((text, False) for row in some for text in plain_texts(row))
-            yield from some
+    def announced(self, rows: Iterable[_Row], texts_of: Callable[[_Row], Iterable[Written]]) -> Iterator[_Row]:
+        """Yield the rows, with the texts of many announced at a time, of fewer if they are long."""
+        some: list[_Row] = []
+        texts: list[Written] = []
+        characters = 0
+        for row in rows:
+            own = list(texts_of(row))
+            some.append(row)
+            texts += own
+            characters += sum(len(text) for text, _ in own)
+            if len(some) == ENCODED_AT_ONCE or characters > _CHARACTERS_AT_ONCE:
+                self.announce(texts)
+                yield from some
+                some, texts, characters = [], [], 0
+        self.announce(texts)
+        yield from some
 
     def tokens(self, text: str, *, by_template: bool = False) -> Tokens:
         """Tokens of a text, without special tokens if the chat template has written them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import Encoder, asked_prompt, cut_front, plain_messages, plain_text, turns_of
+from burnish.data.chat import Encoder, Written, asked_prompt, cut_front, plain_messages, plain_text, turns_of
 from burnish.data.preference_rows import (
     BadRow,
     PreferenceRow,
@@ -106,12 +106,12 @@ def _encode_texts(
     return before, tuple(_encode_plain(asked, before, text, encoder, append_eos) for text in texts)
 
 
-def plain_texts(row: PreferenceRow, chat: ChatFormat) -> Iterator[str]:
+def plain_texts(row: PreferenceRow, chat: ChatFormat) -> Iterator[Written]:
     """Yield the texts that encoding a row of plain texts takes: its prompt, alone and with each response."""
     prompt = row.prompt
     if isinstance(prompt, str) and not goes_through_template(row, chat):
-        yield prompt
-        yield from (prompt + response for response in row.responses if isinstance(response, str))
+        yield prompt, False
+        yield from ((prompt + response, False) for response in row.responses if isinstance(response, str))
 
 
 def _encode_plain(prompt: str, before: Tokens, response: str, encoder: Encoder, append_eos: bool) -> Tokens:

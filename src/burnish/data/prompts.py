@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, Split
@@ -13,7 +13,6 @@ from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.config.schema_rl import RlFields
 from burnish.data.chat import (
     AUTO,
-    ENCODED_AT_ONCE,
     Encoder,
     asked_prompt,
     cut_front,
@@ -133,7 +132,8 @@ def load_prompts(
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads the prompts of one source, all or those of one domain, and counts its rows by reason."""
+    """Reader of the prompts of one source, or of the ones that belong to a domain (`only`). skipped, changed: how many
+    rows, by reason."""
 
     loaded: LoadedSource
     chat: ChatFormat
@@ -239,11 +239,9 @@ def _encoded(
 ) -> Iterator[tuple[Row, Prompt, tuple[int, ...]]]:
     """The rows and prompts with their tokens, many encoded together."""
     encoder = Encoder(tokenizer)
-    while some := list(islice(asked, ENCODED_AT_ONCE)):
-        texts = [reading_row(row.where)(written)(prompt, tokenizer, chat) for row, prompt in some]
-        encoder.announce(texts)
-        for (row, prompt), text in zip(some, texts, strict=True):
-            yield row, prompt, reading_row(row.where)(encoder.prompt)(prompt.id, text)
+    rows = ((row, prompt, reading_row(row.where)(written)(prompt, tokenizer, chat)) for row, prompt in asked)
+    for row, prompt, text in encoder.announced(rows, lambda one: one[2:]):
+        yield row, prompt, reading_row(row.where)(encoder.prompt)(prompt.id, text)
 
 
 def _cut_prompt(

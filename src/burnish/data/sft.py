@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from burnish.config.schema_data import DataSource
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import AUTO, Encoder, asked_prompt, plain_messages, plain_text, turns_of, uses_template
+from burnish.data.chat import AUTO, Encoder, Written, asked_prompt, plain_messages, plain_text, turns_of, uses_template
 from burnish.data.conversations import checked_messages, prompt_of, tools_at
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
@@ -31,9 +31,11 @@ class _Plain:
     prompt: str | None
     text: str
 
-    def whole(self) -> tuple[str, ...]:
+    def whole(self) -> tuple[Written, ...]:
         """The texts that encoding it takes."""
-        return (self.text,) if self.prompt is None else (self.prompt, self.prompt + self.text)
+        if self.prompt is None:
+            return ((self.text, False),)
+        return (self.prompt, False), (self.prompt + self.text, False)
 
 
 _Read = tuple[str, Row, float, Encoded | _Plain]  # (id, row, weight, what it says)
@@ -150,7 +152,8 @@ class _Reader:
                 if weight == 0:
                     self.skipped["rows of weight 0"] += 1
                     continue
-                yield row_id, row, weight, self._said(row_id, replace(row, may_mark=True))
+                said = self._said(row_id, replace(row, may_mark=True))
+            yield row_id, row, weight, said
 
     def _said(self, row_id: str, row: Row) -> Encoded | _Plain:
         """The content of a row, encoded if it goes through the chat template."""
@@ -200,7 +203,7 @@ class _Reader:
         return _without_first(tokens, mask)
 
 
-def _plain_texts(read: _Read) -> tuple[str, ...]:
+def _plain_texts(read: _Read) -> tuple[Written, ...]:
     """The texts that encoding a row takes, if it is not encoded already."""
     return read[3].whole() if isinstance(read[3], _Plain) else ()
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from burnish.data import chat as chats
 from burnish.data.chat import Encoder, asked_prompt, encode_prompt, encode_response, encode_text, written
 from burnish.data.template import Chat, ChatFormat
 from burnish.errors import DataError
@@ -55,6 +56,14 @@ def test_prompts_have_the_same_tokens_together_as_alone(
     encoder.announce(texts)
     assert encoder._known.keys() == set(texts)
     assert [encoder.prompt("p", text) for text in texts] == alone
+
+
+def test_few_long_texts_are_encoded_together(new_tokenizer, monkeypatch) -> None:
+    """The third row has more characters than are held at a time, so nothing after it is encoded with it."""
+    monkeypatch.setattr(chats, "_CHARACTERS_AT_ONCE", 10)
+    encoder, rows = Encoder(new_tokenizer(bos=True, eos=True)), ["Q", "é", "Q" * 11, "QQ"]
+    held = [(row, {text for text, _ in encoder._known}) for row in encoder.announced(rows, lambda row: [(row, False)])]
+    assert held == [(row, set(rows[:3])) for row in rows[:3]] + [("QQ", {"QQ"})]
 
 
 def test_an_eos_that_the_text_itself_has_stays(new_tokenizer) -> None:
