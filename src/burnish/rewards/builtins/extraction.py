@@ -271,7 +271,7 @@ def _values(text: str, limit: int) -> tuple[str, int]:
 
 
 def _is_remark(item: str, values: str, behind: str) -> bool:
-    """Return whether what follows values is no value of a list: `5, and 2 + 3 = 5`, `5, QED`, `x = 5, y is free`."""
+    """Return whether an item behind values is a remark and no further value: `5, and 2 + 3 = 5`, `5, QED`."""
     word = item.isalpha() and (len(item) > 1 or re.match(r"\s+(?!(?:and|or)\b)[a-z]{2}", behind))
     return ("=" in item and "=" not in values) or bool(word and re.search(r"\d", values))
 
