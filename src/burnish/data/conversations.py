@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burnish.config.schema_data import DataSource
-from burnish.data.rows import Row, column_names, describe, hint, lookup, optional_text_at, text_at, value_at
+from burnish.data.rows import Row, column_names, describe, hint, lookup, optional_text_at, value_at
 from burnish.data.turns import checked_message
 from burnish.errors import DataError
 from burnish.types import Message
 
+_PRINTED_TURNS = re.compile(r"\s*(?:array\()?\[\s*\{'(?:role|content|from|value)': ")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
@@ -22,6 +23,41 @@ def messages_at(row: Row, path: str) -> tuple[Message, ...]:
     if isinstance(value, str):
         value = _parse(value, row, path, "messages")
     return checked_messages(value, row, path)
+
+
+def text_or_turns(value: Any, row: Row, path: str, *, role: str) -> str | tuple[Message, ...]:
+    """Text as it stands, or turns: a message, a list of messages, or that list as a JSON string."""
+    if isinstance(value, str):
+        written = _turns_in_json(value, is_answer=role in ("completion", "responses"))
+        if written is None and _PRINTED_TURNS.match(value) and role != "completion":
+            raise DataError(
+                f"{row.where}: column {path!r} ({role}) holds a conversation as Python prints it: {describe(value)}",
+                remedy="save it with json.dumps, or the whole table as JSON lines or Parquet",
+            )
+        if written is None:
+            return value
+        value = written
+    if not isinstance(value, (list, dict)):
+        raise DataError(
+            f"{row.where}: column {path!r} ({role}) holds {describe(value)}, not text or messages",
+            remedy="fix the row, or build the text with prompt_template",
+        )
+    return checked_messages([value] if isinstance(value, dict) else value, row, path)
+
+
+def _turns_in_json(text: str, *, is_answer: bool) -> list[Any] | None:
+    """The list of messages that a text is; None for other text.
+
+    A model may learn to write conversations: an answer is read as turns only if the first is the assistant's.
+    """
+    try:
+        turns = json.loads(text) if re.match(r"\s*\[\s*\{", text) else None
+    except (ValueError, RecursionError):
+        return None
+    if not turns or not all(isinstance(turn, Mapping) and turn.keys() & {"role", "from"} for turn in turns):
+        return None
+    first = turns[0].get("role", turns[0].get("from"))
+    return None if is_answer and first not in ("assistant", "gpt") else turns
 
 
 def tools_at(row: Row, roles: Mapping[str, str]) -> tuple[Mapping[str, Any], ...]:
@@ -132,11 +168,10 @@ def prompt_content(row: Row, roles: Mapping[str, str], template: str | None) -> 
     if "messages" in roles:
         return messages_at(row, roles["messages"])
     role = "prompt" if "prompt" in roles else "text"
-    value = value_at(row, roles[role], role=role)
-    if isinstance(value, (list, dict)):
-        return checked_messages(value if isinstance(value, list) else [value], row, roles[role])
-    given = optional_text_at(row, roles, "input")
-    return "\n".join(filter(None, (text_at(row, roles[role], role=role), given)))
+    asked = text_or_turns(value_at(row, roles[role], role=role), row, roles[role], role=role)
+    if not isinstance(asked, str):
+        return asked
+    return "\n".join(filter(None, (asked, optional_text_at(row, roles, "input"))))
 
 
 def in_context(

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from burnish.data.conversations import checked_messages, in_context, prompt_content, tools_at, without_last_answer
+from burnish.data.conversations import (
+    in_context,
+    messages_at,
+    prompt_content,
+    text_or_turns,
+    tools_at,
+    without_last_answer,
+)
 from burnish.data.loaded_sources import LoadedSource
 from burnish.data.rows import Row, common_length, describe, lookup, value_at, weight_at
 from burnish.errors import DataError
@@ -139,7 +146,7 @@ def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
             f"{row.where}: column {roles['responses']!r} (responses) holds {describe(values)}, not a list",
             remedy="each row needs a list of candidate responses",
         )
-    responses = tuple(_as_text_or_turns(value, row, roles["responses"]) for value in values)
+    responses = tuple(text_or_turns(value, row, roles["responses"], role="responses") for value in values)
     if not has_prompt(loaded):
         raise DataError(f"{loaded.source.path}: candidates need a prompt column", remedy="set columns: {prompt: ...}")
     prompt = _explicit_prompt(loaded, row)
@@ -159,7 +166,7 @@ def _rated(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
     if "completion" in roles:
         response = _text_or_messages(row, roles["completion"], "completion")
     else:
-        whole = checked_messages(value_at(row, roles["messages"], role="messages"), row, roles["messages"])
+        whole = messages_at(row, roles["messages"])
         response = tuple(whole[len(without_last_answer(whole)) :])
     read = _row(loaded, row_id, row, prompt, (response,), 0)
     return replace(read, good=bool(good))
@@ -244,19 +251,13 @@ def _explicit_prompt(loaded: LoadedSource, row: Row) -> Text:
     prompt = prompt_content(row, roles, source.prompt_template)
     if "messages" in roles and not isinstance(prompt, str):
         prompt = without_last_answer(prompt)  # the answers are the responses to compare
-    if isinstance(prompt, str) and not prompt.strip():
+    if not (prompt.strip() if isinstance(prompt, str) else prompt):
         raise BadRow(row.where, "the prompt is empty", "with an empty prompt")
     return in_context(prompt, row, roles, source.system_prompt)
 
 
 def _text_or_messages(row: Row, column: str, role: str) -> Text:
-    return _as_text_or_turns(value_at(row, column, role=role), row, column)
-
-
-def _as_text_or_turns(value: Any, row: Row, column: str) -> Text:
-    if isinstance(value, str):
-        return value
-    return checked_messages([value] if isinstance(value, dict) else value, row, column)
+    return text_or_turns(value_at(row, column, role=role), row, column, role=role)
 
 
 def _common_prompt(chosen: Text, rejected: Text, where: str) -> tuple[Text, Text, Text]:

@@ -274,8 +274,8 @@ def _candidates(columns: _Columns) -> dict[str, str]:
 
 
 def _rated(columns: _Columns) -> dict[str, str]:
-    if columns.has("messages") and not columns.has("prompt"):
-        answered = columns.pick("messages", _MESSAGES)
+    if any(columns.has(name) for name in _MESSAGES) and not columns.has("prompt"):
+        answered = columns.pick("messages", _MESSAGES) | columns.pick("completion")
     else:
         answered = _prompt_role(columns) | columns.pick_only("completion", _COMPLETIONS)
     marked = columns.pick("label", _RATINGS) | columns.pick("weight")
@@ -308,7 +308,7 @@ def _check_needed(needed: Sequence[str], schema: str, roles: Mapping[str, str], 
     if source.prompt_template is not None:
         given |= {"prompt", "messages"}
     if "messages" in roles:
-        given.add("prompt")
+        given |= {"prompt", "completion"} if schema == "rated" else {"prompt"}
     if columns.purpose == "prompts":
         given.add("completion")  # which a prompt does not need
     for role in (role for role in needed if role not in given):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from burnish.config.schema_data import DataSource
 from burnish.data.assistant_turns import encode_with_turns
 from burnish.data.chat import AUTO, Encoder, Written, asked_prompt, plain_messages, plain_text, turns_of, uses_template
-from burnish.data.conversations import checked_messages, prompt_of, tools_at
+from burnish.data.conversations import prompt_of, text_or_turns, tools_at
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.rows import Row, over_long_error, reading_row, text_at, value_at, weight_at
@@ -240,14 +240,12 @@ def _left_out(turns: Sequence[Message], train_on: TrainOn, row: Row, first_train
 
 def _completion(row: Row, column: str) -> str | tuple[Message, ...]:
     value = value_at(row, column, role="completion")
-    if isinstance(value, list):
-        return checked_messages(value, row, column)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    text = text_at(row, column, role="completion")
-    if not text.strip():
+    said = text_or_turns(value, row, column, role="completion")
+    if isinstance(said, str) and not said.strip():
         raise DataError(f"{row.where}: the completion is empty", remedy="remove the row, or write what to learn")
-    return text
+    return said
 
 
 def _whole_conversation(asked: str | tuple[Message, ...], row: Row, chat: ChatFormat) -> tuple[Message, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,6 +106,24 @@ def test_candidates_with_a_best_one(jsonl: Jsonl, plain_tokenizer: PreTrainedTok
     found = load(jsonl({"prompt": "p", "responses": ["a", "b", "c"], "best": 2}), plain_tokenizer)
     assert found.examples[0].best == 2
     assert len(found.examples[0].responses_tokens) == 3
+
+
+def test_rated_conversations(jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast) -> None:
+    """The last answer, or the completion beside them, is rated; a JSON string is read as its turns are."""
+    turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    named = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
+    rows = (
+        {"messages": turns, "label": True},
+        {"messages": json.dumps(turns), "label": True},
+        {"conversations": named, "kto_tag": 1},
+        {"messages": turns[:1], "completion": "A", "label": True},
+    )
+    first, *others = (load(jsonl(row), chat_tokenizer).examples[0] for row in rows)
+    assert first.good is True
+    assert [others.count(first), len(others)] == [3, 3]
+    for messages, words in ((turns[:1], "response 0 is empty"), (turns[1:], "the prompt is empty")):
+        with pytest.raises(DataError, match=words):
+            load(jsonl({"messages": messages, "label": True}), chat_tokenizer)
 
 
 def test_token_labels_of_2019_lose_their_padding(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from burnish.data.conversations import text_or_turns
+from burnish.data.rows import Row
 from burnish.data.turns import checked_message
 from burnish.errors import DataError
 from burnish.types import Message
@@ -93,3 +97,39 @@ def test_a_message_is_written_out_as_it_was_read() -> None:
     turn = {"role": "assistant", "content": "c", "reasoning_content": "r", "tool_calls": [CALL], "name": "n"}
     assert checked_message(turn, "f:1").to_dict() == turn
     assert checked_message(turn, "f:1") in {checked_message(turn, "f:2")}  # messages can be compared and collected
+
+
+ASKED, ANSWERED = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+CONVERSATION = (Message("user", "Q"), Message("assistant", "A"))
+
+
+@pytest.mark.parametrize(
+    ("value", "role", "read"),
+    [
+        (json.dumps([ASKED, ANSWERED]), "prompt", CONVERSATION),
+        (json.dumps([ASKED, ANSWERED], indent=2), "chosen", CONVERSATION),
+        (json.dumps([{"from": "gpt", "value": "A"}]), "completion", CONVERSATION[1:]),
+        (ANSWERED, "rejected", CONVERSATION[1:]),
+        ('[{"a": 1}]', "prompt", '[{"a": 1}]'),
+        ('[{"role": "user", "content": "cut o', "prompt", '[{"role": "user", "content": "cut o'),
+        (json.dumps([ASKED, ANSWERED]), "completion", json.dumps([ASKED, ANSWERED])),  # an answer that is data itself
+        (str([ASKED]), "completion", str([ASKED])),
+    ],
+)
+def test_a_conversation_may_be_a_json_string(value: object, role: str, read: object) -> None:
+    assert text_or_turns(value, Row(0, "f:1", {}), "c", role=role) == read
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (str([ASKED, ANSWERED]), r"f:1: column 'c' \(prompt\) holds a conversation as Python prints it.*json.dumps"),
+        ("[{'content': 'Q', 'role': 'user'}\n {'content': 'A', 'role': 'assistant'}]", "as Python prints it"),
+        ('[{"role": "user", "content": 3}]', r"message 1 \(user\) has int 3 as content, not text"),
+        (True, "holds bool True, not text or messages"),
+        (None, "holds nothing"),
+    ],
+)
+def test_other_values_are_refused(value: object, words: str) -> None:
+    with pytest.raises(DataError, match=f"(?s){words}"):
+        text_or_turns(value, Row(0, "f:1", {}), "c", role="prompt")
