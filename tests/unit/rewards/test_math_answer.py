@@ -414,7 +414,8 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
     ),
     "an answer that is corrected, bounded or split": (
         [("The answer is 6... wait, actually it's 7.", "7"), ("The answer is 6. Sorry, I meant 7.", "7"),
-         ("The answer is ~~6~~ 7.", "7"), ("The answer is 6, I mean 7.", "7")],
+         ("The answer is ~~6~~ 7.", "7"), ("The answer is 6, I mean 7.", "7"), ("The answer is 5 min.", "5"),
+         ("The answer is 5, though it could be simpler.", "5"), ("The max is 5.", "5"), ("5 or so", "5")],
         [("The answer is 6. Actually, it is 7.", "6"), ("The answer is 6, no, 7.", "6"), ("So 6 is ruled out.", "6"),
          ("The answer is 6. But that can't be right.", "6"), ("x = 6 doesn't work.", "6"), ("5 or higher", "5"),
          ("The answer is 6, which is wrong.", "6"), ("The answer is far from 6.", "6"), ("The answer is 5+.", "5"),
@@ -422,6 +423,9 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
          ("12 is too big.", "12"), ("We can exclude 12.", "12"), ("The answer is any number but 12.", "12"),
          ("The answer would be 12 if n were even.", "12"), ("The range is 3 to 12.", "12"),
          ("The answer is 5 if n is even and 6 otherwise.", "5"), ("The answer is 5 (maybe 6).", "5"),
+         ("The answer is 5 max.", "5"), ("5 minimum", "5"), ("The answer is 5 — or 6.", "5"),
+         ("The answer is 5, I guess, or 6.", "5"), ("The answer is 5, though it could be 6.", "5"),
+         ("The answer is 5. It might also be 6.", "5"), ("The answer is $45, or $15 per book.", "15"),
          ("答案可能是15。", "15"), ("答えは15か16です。", "15"), ("El resultado es 2,5.", "5")],
     ),
     "the expression around the last number": (

@@ -88,9 +88,10 @@ OPEN = pattern(
     lớn hơn, nhỏ hơn, ít nhất, nhiều nhất, en az, en fazla, कम से कम"""
 )
 OPEN_BEHIND = re.compile(
-    r"(?:\s+[^\W\d_]+){0,3}?[\s,(]*(?:\b(?:alternatively|sorry|remainder|at\s(?:most|least)(?!\s\w)"
+    r"(?:\s+[^\W\d_]+){0,3}?[\s,(]*(?:\b(?:alternatively|sorry|remainder|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
     r"|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer|higher|lower|greater|smaller|larger|above|below|over|under|up)"
     r"|unless|except|otherwise)\b|\+(?!\d)|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))"
+    r"|[\s(,;.]*(?:\b(?:but|though|although|still)\s)?(?:it|that|the\sanswer)?\s*\b(?:could|might|may)\s(?:\w+\s)?be\s\W?\d"
     r"|[\s(,]*\b(?:if|when)\b[^.\n]{0,80}?\b(?:if|when|else|otherwise|were)\b",
     re.IGNORECASE,
 )
@@ -117,6 +118,9 @@ TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 NEARLY = r"\s*(?:≈|,?\s*\(?or\s(?:about|approximately|roughly|around)\b)\s*"
-_AND = r"\(\s*or|,?\s*or\sequiv\w*|\((?=[*+.-9×-]+%?\))|\\text\s*\{\s*(?:and|or)\s*\}|,\s*(?:and|or)\b|[,;、]|か(?=\d)"
+_AND = (
+    r"\(\s*or|,?\s*or\sequiv\w*|(?:,\s(?:I|we)\s\w{3,9},?|\s[—–])\s(?:and|or)\b|"
+    r"\((?=[*+.-9×-]+%?\))|\\text\s*\{\s*(?:and|or)\s*\}|,\s*(?:and|or)\b|[,;、]|か(?=\d)"
+)
 AND = f"{NEARLY}|{_AND}|{AND_WORDS}"
 TO = rf"{any_of('and, or, to, through, and/or, 和, bis, до, 到, 至, から')}|-|~|\.{{2,3}}|…"

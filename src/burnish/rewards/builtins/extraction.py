@@ -51,7 +51,7 @@ _DENIED_BOX = re.compile(rf"(?:{words.DENIED.pattern}|{words.CONTRAST})[ \t$\\(]
 _HASH = re.compile(r"####[ \t]*([^\n]+)")
 # A formula may not contain its own opening sign: finding the end of many would take quadratic time.
 _FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|(?<![\\$])\$((?:\\\$|[^$\n])+?)(?<![\\=+*/-])(?<![=+*/-]\s)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]",
+    r"\$\$(.+?)\$\$|(?<![\\$])\$((?:\\\$|[^$\n])+?)(?<![\\=+*/-])(?<![=+*/-]\s)\$(?!(?<=\s\$)\d)|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]",
     re.DOTALL,
 )
 _GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^]|[A-Za-z\d])")  # `$2x$ + 1`
@@ -246,7 +246,7 @@ def in_sentence(rest: str) -> Statement | None:
     answers, end = _values(rest, len(sentence))
     if not answers:
         return _in_words(sentence)
-    behind = rest[end : max(end, len(sentence)) + len(". Or ")]
+    behind = rest[end : max(end, len(sentence)) + len(". It could well be 5")]
     if words.DENIED_BEHIND.match(behind):
         return None
     second = None if _SEVERAL.search(answers) else _SECOND_VALUE.match(rest[end : len(sentence)])
