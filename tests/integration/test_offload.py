@@ -184,7 +184,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
 def test_the_memory_of_sampling_falls_by_what_the_plan_says(
     tiny_run: Callable[..., RlConfig],

@@ -171,6 +171,7 @@ def test_reward_models_on_a_rank_of_their_own_change_no_bit(
     assert trace(Path(config.output)) == of_one(learned)
 
 
+@pytest.mark.matrix
 def test_ranks_of_two_nodes_change_no_bit(
     grpo: Any, run_file: Any, of_one: Any, trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:

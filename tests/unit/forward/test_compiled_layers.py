@@ -158,9 +158,9 @@ def test_the_faster_layers_are_kept_and_the_slower_never_compiled_again(
     assert len(tried) == (2 if winner == COMPILED else 1)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler about PyTorch
-@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.matrix), "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_one_real_code_has_the_numbers_of_all_layers_and_lengths(load, on_this_cpu, family) -> None:
     """By PyTorch's own compiler, with checkpointed layers as well."""
     model = load(family, kernels="off", gradient_checkpointing=True).model
