@@ -26,9 +26,9 @@ def messages_at(row: Row, path: str) -> tuple[Message, ...]:
 
 
 def text_or_turns(value: Any, row: Row, path: str, *, role: str) -> str | tuple[Message, ...]:
-    """Text as it stands, or turns: a message, a list of messages, or that list as a JSON string."""
+    """Text as it stands, or turns: a message, a list of messages, or either as a JSON string."""
     if isinstance(value, str):
-        written = _turns_in_json(value, is_answer=role in ("completion", "responses"))
+        written = _turns_in_json(value, role)
         if written is None and _PRINTED_TURNS.match(value) and role != "completion":
             raise DataError(
                 f"{row.where}: column {path!r} ({role}) holds a conversation as Python prints it: {describe(value)}",
@@ -45,18 +45,21 @@ def text_or_turns(value: Any, row: Row, path: str, *, role: str) -> str | tuple[
     return checked_messages([value] if isinstance(value, dict) else value, row, path)
 
 
-def _turns_in_json(text: str, *, is_answer: bool) -> list[Any] | None:
-    """The list of messages that a text is; None for other text.
+def _turns_in_json(text: str, role: str) -> list[Any] | None:
+    """The message, or list of messages, that a text is; None for other text.
 
     A model may learn to write conversations: an answer is read as turns only if the first is the assistant's.
     """
     try:
-        turns = json.loads(text) if re.match(r"\s*\[\s*\{", text) else None
+        said = json.loads(text) if re.match(r"\s*(\[\s*)?\{", text) else None
     except (ValueError, RecursionError):
         return None
-    if not turns or not all(isinstance(turn, Mapping) and turn.keys() & {"role", "from"} for turn in turns):
+    is_one = isinstance(said, Mapping) and not said.keys().isdisjoint({"content", "value"}) and role != "text"
+    turns = [said] if is_one else said
+    if not isinstance(turns, list) or not all(isinstance(t, Mapping) and t.keys() & {"role", "from"} for t in turns):
         return None
     first = turns[0].get("role", turns[0].get("from"))
+    is_answer = role in ("completion", "responses") or (is_one and role != "prompt")
     return None if is_answer and first not in ("assistant", "gpt") else turns
 
 

@@ -110,6 +110,10 @@ CONVERSATION = (Message("user", "Q"), Message("assistant", "A"))
         (json.dumps([ASKED, ANSWERED], indent=2), "chosen", CONVERSATION),
         (json.dumps([{"from": "gpt", "value": "A"}]), "completion", CONVERSATION[1:]),
         (ANSWERED, "rejected", CONVERSATION[1:]),
+        (json.dumps(ANSWERED), "rejected", CONVERSATION[1:]),
+        (json.dumps(ASKED), "prompt", CONVERSATION[:1]),
+        (json.dumps(ASKED), "chosen", json.dumps(ASKED)),
+        ('{"role": "admin"}', "prompt", '{"role": "admin"}'),
         ('[{"a": 1}]', "prompt", '[{"a": 1}]'),
         ('[{"role": "user", "content": "cut o', "prompt", '[{"role": "user", "content": "cut o'),
         (json.dumps([ASKED, ANSWERED]), "completion", json.dumps([ASKED, ANSWERED])),  # an answer that is data itself
