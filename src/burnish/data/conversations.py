@@ -11,6 +11,7 @@ from burnish.config.schema_data import DataSource
 from burnish.data.rows import Row, column_names, describe, hint, lookup, optional_text_at, value_at
 from burnish.data.turns import checked_message
 from burnish.errors import DataError
+from burnish.outside.reading import strict_json
 from burnish.types import Message
 
 _PRINTED_TURNS = re.compile(r"\s*(?:array\()?\[\s*\{'(?:role|content|from|value)': ")
@@ -21,7 +22,7 @@ def messages_at(row: Row, path: str) -> tuple[Message, ...]:
     """The conversation in a column: a list of `{role, content}` (or `{from, value}`), or that list as a JSON string."""
     value = value_at(row, path, role="messages")
     if isinstance(value, str):
-        value = _parse(value, row, path, "messages")
+        value = parsed(value, row, path, "messages")
     return checked_messages(value, row, path)
 
 
@@ -70,7 +71,7 @@ def tools_at(row: Row, roles: Mapping[str, str]) -> tuple[Mapping[str, Any], ...
     path = roles["tools"]
     value = lookup(row.values, path, None)
     if isinstance(value, str) and value.strip():
-        value = _parse(value, row, path, "tools")
+        value = parsed(value, row, path, "tools")
     if not value:
         return ()
     if not isinstance(value, list) or any(not isinstance(tool, Mapping) or not tool for tool in value):
@@ -99,13 +100,14 @@ def checked_messages(value: Any, row: Row, path: str) -> tuple[Message, ...]:
     )
 
 
-def _parse(value: str, row: Row, path: str, what: str) -> Any:
+def parsed(value: str, row: Row, path: str, what: str) -> Any:
+    """The value of a JSON text, which should be a list of what is named."""
     try:
-        return json.loads(value)
+        return strict_json(value)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{row.where}: column {path!r} is text but not a JSON list of {what} ({error}): {describe(value)}",
-            remedy="set columns: {prompt: ...} for prompts that are plain text",
+            remedy="write it with json.dumps, or name another column (columns: {...}), or rename it",
         ) from error
 
 
@@ -206,7 +208,7 @@ def _history_at(row: Row, roles: Mapping[str, str]) -> tuple[Message, ...]:
     """Earlier turns: a list of pairs of a question and its answer, or of messages; also as a JSON string."""
     value = lookup(row.values, roles["history"], None) if "history" in roles else None
     if isinstance(value, str) and value.strip():
-        value = _parse(value, row, roles["history"], "pairs")
+        value = parsed(value, row, roles["history"], "pairs")
     if not value:
         return ()
     if isinstance(value, list) and isinstance(value[0], Mapping):

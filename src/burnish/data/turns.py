@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from burnish.data.rows import describe
 from burnish.errors import DataError
+from burnish.outside.reading import strict_json
 from burnish.types import Message
 
 # Names of the speakers in the ShareGPT layout of conversations (`from`/`value`).
@@ -144,7 +144,7 @@ def _call(item: Any, where: str) -> Mapping[str, Any]:
 
 def _loads(text: Any, where: str) -> Any:
     try:
-        return json.loads(text)
+        return strict_json(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(
             f"{where}: {describe(text)} is not JSON ({error})", remedy="write tool calls and their arguments as JSON"

@@ -205,6 +205,8 @@ def test_several_sources_lie_behind_each_other(jsonl, plain_tokenizer) -> None:
         ([{"prompt": "  "}], {}, ["rows.jsonl:1", "the prompt is empty"]),
         ([{"prompt": []}], {}, ["not a list of messages"]),
         ([{"messages": "no json"}], {}, ["text but not a JSON list of messages"]),
+        ([{"messages": '[{"role": "user", "content": "a", "content": "b"}]'}], {}, ["'content' appears twice"]),
+        ([{"prompt": "Q", "tools": "calculator"}], {}, ["not a JSON list of tools", "json.dumps"]),
         ([{"messages": [{"content": "x"}]}], {}, ["message 1 has no role"]),
         ([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], {}, ["message 1 (user)", "not text"]),
         ([{"messages": ["x"]}], {}, ["message 1 is str 'x', not an object"]),
