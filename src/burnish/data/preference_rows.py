@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from burnish.data.conversations import (
     in_context,
     messages_at,
+    parsed,
     prompt_content,
     text_or_turns,
     tools_at,
     without_last_answer,
 )
 from burnish.data.loaded_sources import LoadedSource
-from burnish.data.rows import Row, common_length, describe, lookup, value_at, weight_at
+from burnish.data.rows import Row, common_length, describe, lookup, number_of, value_at, weight_at
 from burnish.errors import DataError
 from burnish.types import Message
 
@@ -141,22 +142,23 @@ def _split_pair(loaded: LoadedSource, row: Row, chosen: Text, rejected: Text) ->
 def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
     roles = loaded.reading.roles
     values = value_at(row, roles["responses"], role="responses")
+    if isinstance(values, str):
+        values = parsed(values, row, roles["responses"], "responses")
     if not isinstance(values, list) or not values:
         raise DataError(
             f"{row.where}: column {roles['responses']!r} (responses) holds {describe(values)}, not a list",
             remedy="each row needs a list of candidate responses",
         )
     responses = tuple(text_or_turns(value, row, roles["responses"], role="responses") for value in values)
-    if not has_prompt(loaded):
-        raise DataError(f"{loaded.source.path}: candidates need a prompt column", remedy="set columns: {prompt: ...}")
     prompt = _explicit_prompt(loaded, row)
-    best = _best(value_at(row, roles["best"], role="best"), len(responses), row.where)
+    best = _best(number_of(row, value_at(row, roles["best"], role="best")), len(responses), row.where)
     return _row(loaded, row_id, row, prompt, responses, best)
 
 
 def _rated(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
     """A prompt, one response and whether it is good: `prompt`, `completion`, `label`, or a conversation and `label`."""
-    roles, good = loaded.reading.roles, value_at(row, loaded.reading.roles["label"], role="label")
+    roles = loaded.reading.roles
+    good = number_of(row, value_at(row, roles["label"], role="label"))
     if good not in (True, False) or not isinstance(good, (bool, int)):
         raise DataError(
             f"{row.where}: column {roles['label']!r} (label) holds {describe(good)}",
@@ -227,7 +229,7 @@ def _best(value: Any, count: int, where: str) -> int:
 
 
 def _margin(row: Row, column: str) -> float | None:
-    value = lookup(row.values, column, None)
+    value = number_of(row, lookup(row.values, column, None))
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
@@ -239,7 +241,7 @@ def _margin(row: Row, column: str) -> float | None:
 
 
 def _tie(row: Row, column: str) -> bool:
-    value = lookup(row.values, column, None)
+    value = number_of(row, lookup(row.values, column, None))
     if value not in (True, False, None):
         raise DataError(f"{row.where}: column {column!r} (tie) holds {describe(value)}", remedy="write true or false")
     return bool(value)

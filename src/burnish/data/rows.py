@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import DataError
-from burnish.outside.reading import reading
+from burnish.outside.reading import reading, strict_json
 from burnish.words import did_you_mean
 
 _ABSENT = object()
@@ -25,13 +25,15 @@ class Row:
     """One row. `number` counts the rows of its source from 0. `where` is `file:line` or `file, row n`, for messages.
 
     `typed`: the row is from Parquet or Arrow. There each column has one type, so keys that this row lacks but other
-    rows have appear as null. `may_mark`: messages of the row may say whether they are trained on.
+    rows have appear as null. `only_text`: the row is from CSV. `may_mark`: messages of the row may say whether they are
+    trained on.
     """
 
     number: int
     where: str
     values: Mapping[str, Any]
     typed: bool = False
+    only_text: bool = False
     may_mark: bool = False
 
 
@@ -168,9 +170,19 @@ def optional_text_at(row: Row, roles: Mapping[str, str], role: str) -> str | Non
     return None if value in (None, "") else text_at(row, roles[role], role=role)
 
 
+def number_of(row: Row, value: Any) -> Any:
+    """The number or truth value of a role: in CSV the one that a text spells, None for empty text; else the value."""
+    if not row.only_text or not isinstance(value, str):
+        return value
+    try:
+        return strict_json(value.lower()) if value.strip() else None
+    except (ValueError, RecursionError):
+        return value
+
+
 def weight_at(row: Row, path: str, *, may_be_zero: bool) -> float:
     """The weight of the row's loss: a finite number above 0, or 0 with `may_be_zero`; DataError for anything else."""
-    value = value_at(row, path, role="weight")
+    value = number_of(row, value_at(row, path, role="weight"))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 <= value < math.inf or (value == 0 and not may_be_zero):
         least, leave_out = ("at least", "set it to 0 for") if may_be_zero else ("above", "remove")

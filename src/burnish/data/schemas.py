@@ -294,7 +294,7 @@ _LAYOUTS: Mapping[str, tuple[Callable[[_Columns], dict[str, str]], tuple[str, ..
     "verl": (_verl, ("prompt", "answer")),
     "roll": (_roll, ("messages",)),
     "preference": (_preference, ("chosen", "rejected")),
-    "candidates": (_candidates, ("responses", "best")),
+    "candidates": (_candidates, ("prompt", "responses", "best")),
     "rated": (_rated, ("prompt", "completion", "label")),
     "token_labels": (_token_labels, ("prompt", "best")),
 }

@@ -43,22 +43,23 @@ def read_table(source: DataSource) -> Table:
     rows: list[Row] = []
     left_out: dict[str, None] = {}
     with reading(f"{source.path}: reading the data set", remedy="check the path, or write the data set again"):
-        typed = source.reasoning_gym is None and _is_typed(Path(source.path).expanduser(), source.split)
+        suffix = ".jsonl" if source.reasoning_gym else _suffix(Path(source.path).expanduser(), source.split)
+        typed, only_text = suffix in ("", ".parquet"), suffix == ".csv"
         for number, (where, raw) in enumerate(islice(_raw_rows(source), source.limit)):
             with reading_row(where):
                 values, unreadable = plain_row(raw)
             left_out.update(dict.fromkeys(unreadable))
-            rows.append(Row(number, where, values, typed=typed))
+            rows.append(Row(number, where, values, typed, only_text))
     if not rows:
         raise DataError(f"{source.path}: the data set is empty", remedy="check the path and the split")
     return Table(tuple(rows), tuple(left_out))
 
 
-def _is_typed(path: Path, split: str) -> bool:
-    """Return whether the rows come from Parquet or Arrow."""
+def _suffix(path: Path, split: str) -> str:
+    """The suffix of the files that hold the rows; empty for rows from Arrow."""
     if not path.is_dir():
-        return data_suffix(path) in ("", ".parquet")
-    return _is_saved(path) or all(data_suffix(file) == ".parquet" for file in _files_of_split(path, split))
+        return data_suffix(path)
+    return "" if _is_saved(path) else data_suffix(_files_of_split(path, split)[0])
 
 
 def needs_download(source: DataSource) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,9 @@ from burnish.errors import DataError
 
 Jsonl = Callable[..., str]
 HUMAN = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: How are you?\n\nAssistant:"
+
+
+MESSAGE = {"role": "assistant", "content": "a"}
 
 
 def load(source: str | DataSource, tokenizer: PreTrainedTokenizerFast, **options: object) -> PreferenceSet:
@@ -124,6 +128,27 @@ def test_rated_conversations(jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFa
     for messages, words in ((turns[:1], "response 0 is empty"), (turns[1:], "the prompt is empty")):
         with pytest.raises(DataError, match=words):
             load(jsonl({"messages": messages, "label": True}), chat_tokenizer)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "p", "chosen": "a", "rejected": "b", "margin": 1.5, "tie": False, "weight": 2.0},
+        {"prompt": "p", "responses": ["a", "b"], "best": 1},
+        {"messages": [{"role": "user", "content": "p"}], "responses": [[MESSAGE], "b"], "best": 0, "weight": 0.5},
+        {"prompt": "p", "completion": "a", "label": True},
+        {"messages": [{"role": "user", "content": "p"}, MESSAGE], "label": False, "weight": 3},
+    ],
+)
+def test_csv_holds_comparisons_as_text(jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast, row: dict) -> None:
+    """Numbers and truth values as Python prints them, lists as JSON; an empty cell is no margin."""
+    cells = {name: json.dumps(cell) if isinstance(cell, list) else cell for name, cell in row.items()}
+    path = Path(jsonl(row)).with_name("rows.csv")
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([cells, cells.values()])
+    assert load(str(path), chat_tokenizer).examples == load(jsonl(row), chat_tokenizer).examples
+    path.write_text("prompt,chosen,rejected,margin\np,a,b,\n")
+    assert load(str(path), chat_tokenizer).examples[0].margin is None
 
 
 def test_token_labels_of_2019_lose_their_padding(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
