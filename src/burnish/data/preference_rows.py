@@ -99,8 +99,9 @@ def _pair(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
     return _row(loaded, row_id, row, *_split_pair(loaded, row, chosen, rejected), 0)
 
 
-def shared_prompt(loaded: LoadedSource, row: Row) -> Text:
-    """The prompt of a row in the layout `preference`, read exactly as for a comparison.
+def shared_prompt(loaded: LoadedSource, row: Row) -> tuple[Text, bool]:
+    """The prompt of a row in the layout `preference`, read exactly as for a comparison, and whether its responses are
+    turns.
 
     The responses may be empty or equal, because nothing is learned from them. DataError if there is no prompt.
     """
@@ -110,7 +111,7 @@ def shared_prompt(loaded: LoadedSource, row: Row) -> Text:
             f"{row.where}: chosen and rejected are the same text, so it is unclear where the prompt ends",
             remedy="remove the row, or name the prompt's column (columns: {prompt: ...})",
         )
-    return _split_pair(loaded, row, chosen, rejected)[0]
+    return _split_pair(loaded, row, chosen, rejected)[0], not isinstance(chosen, str)
 
 
 def _chosen_and_rejected(loaded: LoadedSource, row: Row) -> tuple[Text, Text]:
@@ -298,6 +299,13 @@ def transcript_messages(text: str) -> tuple[Message, ...]:
 def is_transcript(text: str) -> bool:
     """Return whether the text is a transcript that ends with an open turn of the assistant."""
     return _TURN.match(text) is not None and text.rstrip().endswith(_ASSISTANT.strip())
+
+
+def as_turns(prompt: Text) -> tuple[Message, ...]:
+    """The prompt as a conversation: a transcript's turns; other text is one turn of the user."""
+    if not isinstance(prompt, str):
+        return prompt
+    return transcript_messages(prompt) if is_transcript(prompt) else (Message("user", prompt),)
 
 
 def first_question(prompt: Text) -> str:

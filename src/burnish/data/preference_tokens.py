@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import Encoder, Written, asked_prompt, cut_front, plain_messages, plain_text, turns_of
+from burnish.data.chat import Encoder, Written, asked_prompt, cut_front, plain_messages, plain_text
 from burnish.data.preference_rows import (
     BadRow,
     PreferenceRow,
     Text,
     Tokens,
+    as_turns,
     first_question,
-    is_transcript,
-    transcript_messages,
 )
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.types import Message
@@ -126,7 +125,7 @@ def _encode_plain(prompt: str, before: Tokens, response: str, encoder: Encoder, 
 def _by_template(
     where: str, prompt: Text, responses: tuple[Text, ...], template: Template, changed: Counter[str]
 ) -> tuple[Tokens, tuple[Tokens, ...]]:
-    turns = _turns(prompt)
+    turns = as_turns(prompt)
     before: Tokens | None = None
     found: list[Tokens] = []
     notes: set[str] = set()
@@ -142,9 +141,3 @@ def _by_template(
         found.append(tokens[first:last])
     changed.update(sorted(notes))
     return before or (), tuple(found)
-
-
-def _turns(prompt: Text) -> tuple[Message, ...]:
-    if isinstance(prompt, str) and is_transcript(prompt):
-        return transcript_messages(prompt)
-    return turns_of(asked_prompt("", prompt))

@@ -24,7 +24,7 @@ from burnish.data.chat import (
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
-from burnish.data.preference_rows import BadRow, has_prompt, is_transcript, shared_prompt, transcript_messages
+from burnish.data.preference_rows import BadRow, as_turns, has_prompt, is_transcript, shared_prompt
 from burnish.data.rows import Row, describe, over_long_error, reading_row, value_at
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.text_documents import cut_query
@@ -177,14 +177,13 @@ class _Reader:
         if loaded.reading.schema != "preference":
             return prompt_of(row, loaded.reading.roles, loaded.source)
         try:
-            asked = shared_prompt(loaded, row)
+            asked, in_turns = shared_prompt(loaded, row)
         except BadRow as error:
             raise DataError(error.message, remedy="fix or remove the row") from error
         if not has_prompt(loaded):
             self.changed[_COMMON_BEGINNING] += 1
-        if self.chat.chat == "always" and isinstance(asked, str) and is_transcript(asked):
-            return transcript_messages(asked)
-        return asked
+        transcript = self.chat.chat == "always" and isinstance(asked, str) and is_transcript(asked)
+        return as_turns(asked) if transcript or (in_turns and self.chat.chat == "auto") else asked
 
 
 _Encoded = list[tuple[Prompt, tuple[int, ...], tuple[int, ...]]]  # (prompt, tokens, tokens before they were cut)

@@ -137,20 +137,21 @@ def _detect(columns: _Columns) -> str:
         return "verl"
     if columns.has("messages") and columns.has("ground_truth") and not claimed.keys() - _LABELS:
         return "roll"
+    asks = {"messages", "prompt"} if columns.purpose == "prompts" else set()  # a pair may have one of these, too
+    if _is_pair(columns) and not claimed.keys() & {"messages", "prompt", "text", "completion"} - asks:
+        return "preference"
     if "messages" in claimed:
         return "chat"
     if "text" in claimed:
         return "text"
     if claimed.keys() & {"prompt", "completion"}:
         return "prompt_completion" if columns.purpose == "examples" else "prompt"
-    if claimed.keys() & {"chosen", "rejected"} or (columns.has("chosen") and columns.has("rejected")):
-        return "preference"
     return _detect_by_content(columns)
 
 
 def _detect_comparisons(columns: _Columns) -> str:
     claimed = columns.claimed
-    if claimed.keys() & {"chosen", "rejected"} or (columns.has("chosen") and columns.has("rejected")):
+    if _is_pair(columns):
         return "preference"
     if columns.has("query") and columns.has("sample0") and not claimed.keys() - _LABELS:
         return "token_labels"
@@ -163,6 +164,10 @@ def _detect_comparisons(columns: _Columns) -> str:
         remedy="a comparison has chosen and rejected, or prompt, responses and best (set columns: {chosen: ...}); a "
         "rated response has prompt, completion and label",
     )
+
+
+def _is_pair(columns: _Columns) -> bool:
+    return bool(columns.claimed.keys() & {"chosen", "rejected"}) or (columns.has("chosen") and columns.has("rejected"))
 
 
 def _is_verl(columns: _Columns) -> bool:

@@ -58,6 +58,8 @@ def prompts_everywhere(row: dict, jsonl, tokenizer, **fields: object) -> dict[st
         ({"instruction": "Hi", "input": "you"} | PAIR, {}, "Hi\nyou"),
         ({"question": "Hi"} | BRIEF | PAIR, {}, SYSTEM + ASKED),
         ({"question": "Hi"} | BRIEF | TURNS, {}, SYSTEM + ASKED),
+        ({"question": "Hi"} | TURNS, {}, ASKED),
+        ({"q": "Hi"} | TURNS, {"columns": {"prompt": "q"}}, ASKED),
     ],
 )  # fmt: skip
 def test_what_is_part_of_the_prompt_is_in_it(jsonl, chat_tokenizer, row: dict, fields: dict, prompt: str) -> None:
