@@ -4,7 +4,7 @@ is rated good or bad."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -133,11 +133,25 @@ def _split_pair(loaded: LoadedSource, row: Row, chosen: Text, rejected: Text) ->
     """The prompt, and the two responses without it."""
     prompt = _explicit_prompt(loaded, row) if has_prompt(loaded) else None
     if not isinstance(chosen, str) and chosen[0].role != "assistant":
-        prompt = None  # both conversations hold the prompt themselves
+        if prompt is not None:  # both conversations hold it themselves
+            _check_held(prompt_content(row, loaded.reading.roles, loaded.source.prompt_template), chosen, row.where)
+        prompt = None
     if prompt is None:
         prompt, chosen, rejected = _common_prompt(chosen, rejected, row.where)
         prompt = in_context(prompt, row, loaded.reading.roles, loaded.source.system_prompt)
     return prompt, (chosen, rejected)
+
+
+def _check_held(asked: Text, conversation: Sequence[Message], where: str) -> None:
+    """Raise DataError for a prompt with a turn that the conversation lacks."""
+    held = {turn.content.strip() for turn in conversation}
+    lacking = next((turn for turn in without_last_answer(as_turns(asked)) if turn.content.strip() not in held), None)
+    if lacking is not None:
+        raise DataError(
+            f"{where}: chosen and rejected are whole conversations, but neither has the prompt's {lacking.role} turn "
+            f"{describe(lacking.content)}",
+            remedy="remove the prompt (its column or prompt_template), or keep only the answers in chosen and rejected",
+        )
 
 
 def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:

@@ -161,6 +161,7 @@ def test_token_labels_of_2019_lose_their_padding(jsonl: Jsonl, plain_tokenizer: 
         load(jsonl(row, name="labels.json"), plain_tokenizer)
 
 
+WHOLE = {name: [{"role": "user", "content": "q"}, {**MESSAGE, "content": name}] for name in ("chosen", "rejected")}
 GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
 K = {"prompt": "p", "responses": ["a", "b", "c"], "best": 1}
 
@@ -173,6 +174,8 @@ K = {"prompt": "p", "responses": ["a", "b", "c"], "best": 1}
         ([GOOD, {**GOOD, "rejected": ""}], r"rows.jsonl:2: the rejected response is empty"),
         ([{"chosen": "abc", "rejected": "xyz"}], r"rows.jsonl:1: chosen and rejected have no common beginning"),
         ([{**GOOD, "chosen": [{"role": "assistant", "content": "a"}]}], r"chosen is a list of messages, rejected is"),
+        ([{**WHOLE, "prompt": [{"role": "system", "content": "s"}]}], "whole conversations, but.*system turn str 's'"),
+        ([{**WHOLE, "prompt": "other"}], "whole conversations, but.*user turn str 'other'\n.*prompt_template"),
         ([{**GOOD, "margin": -1}], r"rows.jsonl:1: column 'margin' \(margin\) holds int -1"),
         ([K, {**K, "responses": ["a", "b"]}], r"rows.jsonl:2: 2 candidates, but 3 are expected"),
         ([K, {**K, "best": 3}], r"rows.jsonl:2: best is int 3, but the 3 candidates are numbered 0 to 2"),
