@@ -177,7 +177,13 @@ def _is_verl(columns: _Columns) -> bool:
 
 
 def _detect_by_content(columns: _Columns) -> str:
-    if any(columns.has(name) for name in _MESSAGES):
+    if found := columns.pick("messages", _MESSAGES):
+        if columns.purpose == "examples" and columns.has("completion"):
+            raise DataError(
+                f"{columns.source.path}: {found['messages']} and completion could each be what to learn",
+                remedy=f"set columns: {{messages: {found['messages']}}} for the turns of the conversation, or "
+                "{completion: completion} for this answer to it",
+            )
         return "chat"
     template = columns.source.prompt_template is not None
     if template or any(columns.has(name) for name in ("prompt", *_QUESTIONS)):
@@ -201,7 +207,7 @@ def _prompt_role(columns: _Columns) -> dict[str, str]:
     if columns.has("instruction") and columns.has("input") and "input" not in columns.claimed.values():
         asked = columns.pick_only("prompt", [name for name in _QUESTIONS if name != "input"])
         return asked | {"input": "input"}  # Alpaca
-    return columns.pick_only("prompt", _QUESTIONS)
+    return columns.pick_only("prompt", _QUESTIONS) or columns.pick("messages", _MESSAGES)
 
 
 def _optional_columns(columns: _Columns) -> dict[str, str]:
@@ -337,7 +343,7 @@ def _check_purpose(schema: str, roles: Mapping[str, str], columns: _Columns) -> 
             f"{source.path}: rows of layout {schema} have no prompt; the columns are {', '.join(columns.names)}",
             remedy="set columns: {prompt: ...}",
         )
-    trains = "completion" in roles or schema in ("chat", "text", "roll")
+    trains = not {"completion", "messages", "text"}.isdisjoint(roles)  # prompt_template writes over messages
     if columns.purpose == "examples" and not trains:
         raise DataError(
             f"{source.path}: rows of layout {schema} have no completion to train on; the columns are "

@@ -59,6 +59,7 @@ def prompts_everywhere(row: dict, jsonl, tokenizer, **fields: object) -> dict[st
         ({"question": "Hi"} | BRIEF | PAIR, {}, SYSTEM + ASKED),
         ({"question": "Hi"} | BRIEF | TURNS, {}, SYSTEM + ASKED),
         ({"question": "Hi"} | TURNS, {}, ASKED),
+        ({"messages": SHAREGPT["conversations"][:1], "answer": "Y"}, {"columns": {"completion": "answer"}}, ASKED),
         ({"q": "Hi"} | TURNS, {"columns": {"prompt": "q"}}, ASKED),
     ],
 )  # fmt: skip

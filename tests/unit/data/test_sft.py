@@ -269,6 +269,8 @@ def test_over_long_examples(load, plain_tokenizer) -> None:
     ("row", "fields", "words"),
     [
         ({"messages": [USER]}, {}, ["rows.jsonl:1", "no assistant turn"]),
+        ({"messages": [USER, A1], "completion": "A"}, {}, ["could each be what to learn", "{completion: completion}"]),
+        ({"messages": [USER, A1], "q": "Q"}, {"prompt_template": "{q}"}, ["no completion to train on"]),
         ({"prompt": "Q"}, {}, ["no column for completion", "the columns are prompt"]),
         ({"problem": "Q", "solution": "S", "answer": "A"}, {}, ["answer and solution could each be the completion"]),
         ({"prompt": "Q", "completion": None}, {}, ["rows.jsonl:1", "(completion) holds nothing"]),
