@@ -33,15 +33,16 @@ class System:
 
 
 def _as_trl(
-    *, responses: Any, response_tokens: Any, prompts: Any, conversations: Any, prompt: Any = None, **columns: Any
+    *, responses: Any, response_tokens: Any, prompts: Any, conversations: Any, conversational: Any, **columns: Any
 ) -> dict[str, Any]:
     columns.pop("answers", None)
-    talks = prompt is not None and bool(prompt) and isinstance(prompt[0], list)
-    completions = [[{"role": "assistant", "content": text}] for text in responses] if talks else responses
+    written = columns.pop("prompt", None) or [None] * len(prompts)  # text there stays text, behind a system_prompt, too
+    talks = [talk and cell != text for talk, cell, text in zip(conversational, written, prompts, strict=True)]
+    said = [[{"role": "assistant", "content": text}] for text in responses]
     return {
         **columns,
-        "prompts": conversations if talks else prompts,
-        "completions": completions,
+        "prompts": [turns if talk else text for talk, turns, text in zip(talks, conversations, prompts, strict=True)],
+        "completions": [turns if talk else text for talk, turns, text in zip(talks, said, responses, strict=True)],
         "completion_ids": response_tokens,
         "trainer_state": None,
     }
@@ -102,7 +103,7 @@ SYSTEMS = (
     System(
         "TRL",
         frozenset({"completions"}),
-        ("responses", "prompts", "conversations", "response_tokens"),
+        ("responses", "prompts", "conversations", "conversational", "response_tokens"),
         frozenset({"prompts", "completion_ids", "trainer_state"}),
         _as_trl,
         _as_it_is,

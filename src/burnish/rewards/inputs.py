@@ -46,6 +46,7 @@ ROW_VALUES: dict[str, tuple[str, Callable[[Prompt, Rollout], Any]]] = {
     "answer": ("answers", lambda prompt, rollout: prompt.answer),
     "prompt": ("prompts", lambda prompt, rollout: _prompt_text(prompt)),
     "messages": ("conversations", lambda prompt, rollout: _messages(prompt)),
+    "conversational": ("conversational", lambda prompt, rollout: prompt.messages is not None),
     "domain": ("domains", lambda prompt, rollout: prompt.domain),
     "prompt_id": ("prompt_ids", lambda prompt, rollout: prompt.id),
     "group_id": ("group_ids", lambda prompt, rollout: rollout.group_id),

@@ -67,9 +67,16 @@ def test_numbers_of_a_dictionary_are_parts(file: Path, items: Any, make_scorer: 
     assert make_scorer(f"{file}:verl").score(items)[0].reward_parts == {"verl": 1.0, "verl/acc": 1.0, "verl/hard": 0.5}
 
 
-def test_conversations_come_as_messages(file: Path, make_items: Any, make_scorer: Any) -> None:
-    messages = (Message("user", "7"),)
-    prompt = Prompt("p", messages=messages, columns={"prompt": [{"role": "user", "content": "7"}]})
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"prompt": [{"role": "user", "content": "7"}]},
+        {"messages": [{"role": "user", "content": "7"}], "level": 3},
+        {"conversations": '[{"from": "human", "value": "7"}]'},
+    ],
+)
+def test_conversations_come_as_messages(file: Path, make_items: Any, make_scorer: Any, columns: dict) -> None:
+    prompt = Prompt("p", messages=(Message("user", "7"),), columns=columns)
     items = [(prompt, rollout) for _, rollout in make_items(["7", "8"])]
     assert [r.reward for r in make_scorer(f"{file}:trl_chat").score(items)] == [1, 0]
 
