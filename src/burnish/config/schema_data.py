@@ -78,7 +78,7 @@ class DataSource(Section):
     split: str = "train"
     """Split of a hub or saved data set."""
     subset: str | None = None
-    """Configuration name of a hub data set."""
+    """Configuration name of a hub data set, or the folder in a local one that holds it."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Column for each role. Roles: prompt, messages, input, system, history, completion, text, answer, domain, id,
     tools; for supervised examples and comparisons also weight; for comparisons also chosen, rejected, responses, best,

@@ -43,7 +43,7 @@ def read_table(source: DataSource) -> Table:
     rows: list[Row] = []
     left_out: dict[str, None] = {}
     with reading(f"{source.path}: reading the data set", remedy="check the path, or write the data set again"):
-        suffix = ".jsonl" if source.reasoning_gym else _suffix(Path(source.path).expanduser(), source.split)
+        suffix = ".jsonl" if source.reasoning_gym else _suffix(_place(source), source.split)
         typed, only_text = suffix in ("", ".parquet"), suffix == ".csv"
         for number, (where, raw) in enumerate(islice(_raw_rows(source), source.limit)):
             with reading_row(where):
@@ -53,6 +53,16 @@ def read_table(source: DataSource) -> Table:
     if not rows:
         raise DataError(f"{source.path}: the data set is empty", remedy="check the path and the split")
     return Table(tuple(rows), tuple(left_out))
+
+
+def _place(source: DataSource) -> Path:
+    """The path of a file or folder; of a folder's subset, the folder in it. DataError if there is none."""
+    path = Path(source.path).expanduser()
+    if source.subset is None or not path.is_dir():
+        return path
+    if not (path / source.subset).is_dir():
+        raise missing_file(path / source.subset)
+    return path / source.subset
 
 
 def _suffix(path: Path, split: str) -> str:
@@ -95,7 +105,7 @@ def short_name(source: DataSource, *, parents: int = 0) -> str:
 def _raw_rows(source: DataSource) -> Iterator[RawRow]:
     if source.reasoning_gym is not None:
         return puzzle_rows(source)
-    path = Path(source.path).expanduser()
+    path = _place(source)
     if path.is_dir():
         return _folder_rows(path, source)
     if needs_download(source):

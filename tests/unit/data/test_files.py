@@ -168,6 +168,9 @@ def test_folder_of_files_by_split(tmp_path: Path, jsonl) -> None:
         values(folder, split="valid")
     jsonl({"prompt": "only"}, name="one/rows.jsonl")
     assert values(tmp_path / "one") == [{"prompt": "only"}]
+    assert values(tmp_path, subset="set") == ROWS
+    with pytest.raises(DataError, match=r"sets: no such file or folder\n.*did you mean .*set'"):
+        values(tmp_path, subset="sets")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no data file"):
         values(tmp_path / "empty")
