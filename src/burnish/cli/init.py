@@ -122,10 +122,11 @@ def init(
     columns = dict(map(_role, column or ()))
     sources = [DataSource(path=one, columns=columns) for one in (path, held_out) if one is not None]
     try:
-        prompts, understandings = read_prompts(sources)
+        found = [read_prompts([source]) for source in sources]
     except DataError as error:
         raise DataError(error.message, remedy=f"{error.remedy}; here: --column=prompt=COLUMN") from error
-    say(console, [line for one in understandings for line in one.lines()])
+    say(console, [line for _, (understanding,) in found for line in understanding.lines()])
+    first = found[0][0][0]
     chosen = _asked(reward, "--reward", f"Reward ({OWN}: a function in reward.py; or one of burnish check --list)", OWN)
     if ":" not in chosen and chosen not in (OWN, *BUILT_INS):
         raise ConfigError(f"there is no built-in reward {chosen!r}", remedy=suggestion(chosen, (OWN, *BUILT_INS)))
@@ -134,7 +135,7 @@ def init(
         sources,
         reward=chosen,
         model=_asked(model, "--model", "Model (a folder or a hub name)", SMALL_MODEL),
-        columns=list(prompts[0].columns) if prompts[0].answer is None else ["answer", *prompts[0].columns],
+        columns=list(first.columns) if first.answer is None else ["answer", *first.columns],
     )
     load_run_data(cast("dict[str, Json]", parse_yaml(files["run.yaml"]).data), source=str(folder / "run.yaml"))
     _write(folder, files)

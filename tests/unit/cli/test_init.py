@@ -38,10 +38,13 @@ def test_the_files_of_a_first_run(folder: Path, capsys: pytest.CaptureFixture[st
     assert "2 of 2 gold answers reach the top score 1" in capsys.readouterr().out
 
 
-def test_a_built_in_needs_no_file_and_rows_without_an_answer_another_function(folder: Path) -> None:
+def test_a_built_in_needs_no_file_and_rows_without_an_answer_another_function(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "texts.jsonl").write_text('{"prompt": "Once"}\n')
     (folder / "held_out.csv").write_text(CSV.replace("2+2", "2+4"))
     assert main(["init", "math", *ANSWERS, "--reward", "math", "--eval", "held_out.csv"]) == 0
+    assert "share of the mixture" not in capsys.readouterr().out
     assert load_run_file("math/run.yaml").config.data.eval[0].columns == {"prompt": "Question"}
     assert sorted(path.name for path in (folder / "math").iterdir()) == ["README.md", "run.yaml"]
     assert main(["init", "texts", "--data", "texts.jsonl", "--reward", "own", "--model", "m"]) == 0
