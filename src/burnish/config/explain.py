@@ -44,7 +44,7 @@ def _problems(
     path = _path(item["loc"], data, names_a_key=item["type"] in ("missing", "extra_forbidden"))
     if item["type"] == "extra_forbidden":
         return [_unknown_key(path, section, item["input"])]
-    if item["type"] == "missing":
+    if item["type"] == "missing" and isinstance(item["loc"][-1], str):  # not an entry of a list
         return [_missing(path, section)]
     return [_wrong_value(path, item, section)]
 

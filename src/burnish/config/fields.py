@@ -26,8 +26,7 @@ _WORDS: Mapping[object, str] = {
 }
 Many = Literal["", "N", "NAME"]
 _MANY: Mapping[object, Many] = {tuple: "N", dict: "NAME"}
-_YES = ("true", "yes", "on")
-_NO = ("false", "no", "off")
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,24 +172,25 @@ def plain_scalar(annotation: object, value: object) -> object:
     `yes`/`no`/`on`/`off` become booleans if the field takes only booleans, and `1e4` becomes a whole number if it takes
     only whole numbers. Raises ValueError in words. Everything else is left to pydantic's validation.
     """
-    bare = strip(annotation)
-    if get_origin(bare) is tuple and isinstance(value, (list, tuple)):
-        return [plain_scalar(get_args(bare)[0], item) for item in value]
-    kinds = {strip(arm) for arm in (get_args(bare) if _is_union(bare) else (bare,))} - {type(None)}
-    if not kinds or not kinds <= {int, float, bool}:
-        return value
-    if kinds == {bool}:
+    arms = _arms(annotation)
+    for arm in arms:
+        if get_origin(arm) is tuple and isinstance(value, (list, tuple)):
+            return [plain_scalar(get_args(arm)[0], item) for item in value]
+        if get_origin(arm) is dict and isinstance(value, dict):
+            return {key: plain_scalar(get_args(arm)[1], item) for key, item in value.items()}
+    if {bool} <= {*arms} <= {bool, type(None)}:
         return _as_bool(value)
-    if isinstance(value, (bool, str)):
+    if not {int, float} & {*arms} or value in choices(annotation):
+        return value
+    if isinstance(value, (bool, str)) and type(value) not in arms:
         raise ValueError("not a number")
-    if float not in kinds and isinstance(value, float) and value.is_integer():
+    if float not in arms and isinstance(value, float) and value.is_integer():
         return int(value)
     return value
 
 
 def _as_bool(value: object) -> object:
-    if isinstance(value, str) and value.lower() in _YES + _NO:
-        return value.lower() in _YES
+    value = _TRUTH.get(value.lower(), value) if isinstance(value, str) else value
     if value is not None and not isinstance(value, bool):
         raise ValueError("neither true nor false")
     return value
@@ -200,13 +200,19 @@ def annotation_at(section: type[BaseModel], path: str) -> object:
     """Annotation of a dotted path (`data.train.0.limit`), or None if there is no such field."""
     annotation: object = section
     for part in path.split("."):
-        inner, many = inner_section(annotation)
-        if many == "NAME" and get_origin(strip(annotation)) is dict:
-            annotation = get_args(strip(annotation))[1]
-        elif inner is not None and part in inner.model_fields:
-            annotation = field_annotations(inner)[part]
-        elif part.isascii() and part.isdigit() and get_origin(strip(annotation)) is tuple:
-            annotation = get_args(strip(annotation))[0]
-        else:
-            return None
+        annotation = next(filter(None, (_inside(arm, part) for arm in _arms(annotation))), None)
     return annotation
+
+
+def _inside(bare: object, part: str) -> object:
+    if isinstance(bare, type) and issubclass(bare, BaseModel):
+        return field_annotations(bare).get(part)
+    if get_origin(bare) is tuple and not (part.isascii() and part.isdigit()):
+        return _inside(strip(get_args(bare)[0]), part)
+    return get_args(bare)[-1 if get_origin(bare) is dict else 0] if get_origin(bare) in (tuple, dict) else None
+
+
+def _arms(annotation: object) -> list[object]:
+    """The members of a union, or the type itself, without their wrappers."""
+    bare = strip(annotation)
+    return [strip(arm) for arm in get_args(bare)] if _is_union(bare) else [bare]

@@ -169,8 +169,7 @@ def _apply_override(
         message = f"{override!r:.200}: the value is not readable as YAML: {error}"
         yield Problem("", message, "quote the value for YAML, for example 'output=\"my: run\"'", COMMAND_LINE)
         return
-    annotation = fields.annotation_at(section, key)
-    value = value if annotation is None else fields.expand(annotation, value)
+    value = fields.expand(fields.annotation_at(section, key), value)
     wrong = _put(given.data, key.split("."), value)
     if wrong is not None:
         yield Problem("", f"{override!r:.200}: {wrong}", "give the whole list, or an index in it", COMMAND_LINE)

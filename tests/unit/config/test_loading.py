@@ -85,11 +85,8 @@ def test_every_preset_loads_and_sets_what_it_says(name: str) -> None:
 
 def test_an_override_switches_the_preset_but_keeps_the_files_values(tmp_path: Path) -> None:
     config = load(tmp_path, MINIMAL + "algorithm: {preset: grpo, reward_clip: 5}\n", "algorithm=dr_grpo")
-    assert (config.algorithm.estimator, config.algorithm.reward_clip, config.algorithm.kl_in) == (
-        "dr_grpo",
-        5.0,
-        "none",
-    )
+    chosen = config.algorithm
+    assert (chosen.estimator, chosen.reward_clip, chosen.kl_in) == ("dr_grpo", 5.0, "none")
 
 
 @pytest.mark.parametrize("word", ["kl_in: none", "kl_coef: 0"])
@@ -144,9 +141,12 @@ def test_lines_are_told(tmp_path: Path) -> None:
 
 
 def test_several_problems_are_told_together(tmp_path: Path) -> None:
-    message = refused(tmp_path, MINIMAL + "steps: many\nseed: -1\nlearning_rate: 1e-5\n")
-    assert "3 problems" in message
-    for part in ("steps is 'many'", "seed is -1", "optimization.learning_rate?"):
+    text = "steps: many\nseed: -1\nlearning_rate: 1e-5\noptimization: {tokens_per_microbatch: '8', betas: [0.9]}\n"
+    text += "domains: {a: {train: x, share: {0: true}, stop: [1], difficulty: {keep: ['0', 1]}}}\n"
+    message = refused(tmp_path, MINIMAL + text)
+    assert "8 problems" in message
+    words = ("steps is 'many'", "seed is -1", "optimization.learning_rate?", "batch is '8'", "betas is [0.9]")
+    for part in (*words, "share is {'0': True}", "not empty (put it in quotes", "keep is ['0', 1]"):
         assert part in message
 
 
@@ -170,14 +170,10 @@ def test_the_data_given_is_left_alone() -> None:
 
 
 def test_supervised_files_load_as_their_own_kind(tmp_path: Path) -> None:
-    loaded = load_run_file(
-        write(tmp_path, "model: m\ndata: {train: a}\nmax_tokens: 128\n"), ["optimization.epochs=2"], "sft"
-    )
-    assert (loaded.config.max_tokens, loaded.config.optimization.epochs, loaded.config.optimization.learning_rate) == (
-        128,
-        2,
-        1e-5,
-    )
+    path = write(tmp_path, "model: m\ndata: {train: a}\nmax_tokens: 128\n")
+    loaded = load_run_file(path, ["optimization.epochs=2"], "sft")
+    numbers = loaded.config.optimization
+    assert (loaded.config.max_tokens, numbers.epochs, numbers.learning_rate) == (128, 2, 1e-5)
     with pytest.raises(ConfigError, match="burnish sft"):
         loaded.of(RlConfig)
 
