@@ -7,7 +7,7 @@ A row holds a pure function and its description. A name is either a key of a tab
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -56,17 +56,21 @@ class Formula:
     def option_names(self) -> tuple[str, ...]:
         return (*self.options, *self.required_options)
 
-    def check_options(self, given: Iterable[str]) -> None:
-        """Raise ConfigError for an unknown option, and for a required one that is missing."""
-        names = set(given)
-        for name in sorted(names.difference(self.option_names)):
+    def check_options(self, given: Mapping[str, object]) -> None:
+        """Raise ConfigError for an unknown option, for a required one that is missing, and for a value of another kind
+        than the default (null, text or true for a number)."""
+        for name in sorted(given.keys() - self.option_names):
             raise ConfigError(f"{self.name!r} has no option {name!r}", remedy=suggestion(name, self.option_names))
-        missing = [name for name in self.required_options if name not in names]
-        if missing:
-            raise ConfigError(f"{self.name!r} needs the option {missing[0]!r}", remedy=f"set {missing[0]} to a number")
+        for name in (name for name in self.required_options if name not in given):
+            raise ConfigError(f"{self.name!r} needs the option {name!r}", remedy=f"set {name} to a number")
+        for name, value in given.items():
+            wanted = _KINDS.get(type(self.options.get(name)))
+            if wanted not in (None, _KINDS.get(type(value))):
+                raise ConfigError(f"{name} of {self.name!r} is {value!r:.60}", remedy=f"give {wanted}, or leave it out")
 
 
 RowT = TypeVar("RowT", bound=Formula)
+_KINDS = {bool: "true or false", str: "text", int: "a number", float: "a number"}
 ARXIV = "https://arxiv.org/abs/"
 
 

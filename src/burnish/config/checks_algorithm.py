@@ -57,6 +57,7 @@ def _options(algorithm: AlgorithmConfig) -> Iterator[Problem]:
     function is looked up."""
     for field, options in (("estimator", algorithm.estimator_options), ("loss", algorithm.loss_options)):
         words = names.LOSS_WORDS.get(algorithm.loss, {}) if field == "loss" else {}
+        own = field == "estimator" and algorithm.estimator in names.ESTIMATOR_NAMES
         for name, value in options.items():
             if name in words:
                 if value not in words[name]:
@@ -65,6 +66,13 @@ def _options(algorithm: AlgorithmConfig) -> Iterator[Problem]:
             elif value is not None and not (isinstance(value, (bool, int, float)) and math.isfinite(value)):
                 message = f"is {value!r:.60}, not a finite number"
                 yield Problem(f"algorithm.{field}_options.{name}", message, "give a number, true, false or null")
+            elif own and value and name in _HIGHEST and not 0 <= value <= _HIGHEST[name]:
+                remedy = f"give a number from 0 to {_HIGHEST[name]:g}"
+                yield Problem(f"algorithm.{field}_options.{name}", f"is {value:g}", remedy)
+
+
+_HIGHEST = {"gamma": 1, "lam": 1, "eps": math.inf, "beta": math.inf, "omega": math.inf}
+"""Highest values of options of built-in estimators that must not be negative either."""
 
 
 def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
@@ -92,19 +100,15 @@ def _unused(config: RlFields) -> Iterator[Problem]:
     """Refuse numbers that are set but never used."""
     algorithm, estimator = config.algorithm, config.algorithm.estimator
     refills = any(domain.refills for domain in domain_settings(config))
-    known = estimator in names.ESTIMATOR_NAMES
+    known, lacks = estimator in names.ESTIMATOR_NAMES, f"the estimator {estimator!r} has no"
     drops = algorithm.mismatch_correction == "sequence_off_policy"
     if drops and algorithm.mismatch_delta is None:
         message = "is not set, but algorithm.mismatch_correction is sequence_off_policy"
         yield Problem("algorithm.mismatch_delta", message, "set it to the largest mean in nats, for example 0.1")
     for field, is_used, remedy in (
-        ("gamma", not known or estimator in names.GAMMA_ESTIMATORS, f"the estimator {estimator!r} has no discount"),
-        (
-            "discount",
-            not known or estimator in names.DISCOUNT_ESTIMATORS,
-            f"the estimator {estimator!r} has no choice of discount",
-        ),
-        ("lam", not known or estimator in names.LAM_ESTIMATORS, f"the estimator {estimator!r} has no lambda"),
+        ("gamma", not known or estimator in names.GAMMA_ESTIMATORS, f"{lacks} discount"),
+        ("discount", not known or estimator in names.DISCOUNT_ESTIMATORS, f"{lacks} choice of discount"),
+        ("lam", not known or estimator in names.LAM_ESTIMATORS, f"{lacks} lambda"),
         ("kl_horizon", algorithm.kl_target is not None, "it belongs to adaptive KL: set kl_target too"),
         ("whiten_over", algorithm.whitens, "it belongs to whiten_rewards and whiten_advantages"),
         ("max_refills", refills, "it belongs to dynamic_sampling: true, and to the difficulty of domains"),
@@ -175,13 +179,10 @@ def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         message = f"is {algorithm.mismatch_low:g}, not below algorithm.mismatch_high {algorithm.mismatch_high:g}"
         yield Problem("algorithm.mismatch_low", message, "weights are kept between the two: set low < high")
     elif algorithm.weights_mismatch:
-        for field, is_apart in (
-            ("mismatch_low", algorithm.mismatch_low > 1),
-            ("mismatch_high", algorithm.mismatch_high < 1),
-        ):
-            if is_apart:
-                message = f"is {_of(algorithm, field):g}, but a weight of 1 (no mismatch) must be within the bounds"
-                yield Problem(f"algorithm.{field}", message, "set mismatch_low <= 1 and mismatch_high >= 1")
+        apart = {"mismatch_low": algorithm.mismatch_low > 1, "mismatch_high": algorithm.mismatch_high < 1}
+        for field in (field for field in apart if apart[field]):
+            message = f"is {_of(algorithm, field):g}, but a weight of 1 (no mismatch) must be within the bounds"
+            yield Problem(f"algorithm.{field}", message, "set mismatch_low <= 1 and mismatch_high >= 1")
 
 
 def _critic(config: RlFields) -> Iterator[Problem]:
@@ -203,9 +204,8 @@ def _critic(config: RlFields) -> Iterator[Problem]:
     models = [reward for reward in config.all_rewards if reward.is_model]
     if critic.init == "reward_model" and len(models) != 1 and config.all_rewards:
         message = f"is reward_model, but {len(models)} of the rewards are reward models (model:PATH), not exactly one"
-        yield Problem(
-            "critic.init", message, "use one model:PATH reward, name the critic's own folder, or set init: policy"
-        )
+        remedy = "use one model:PATH reward, name the critic's own folder, or set init: policy"
+        yield Problem("critic.init", message, remedy)
     if critic.warmup_steps >= config.steps:
         message = f"is {critic.warmup_steps}, but the run has {config.steps} steps: the policy would never be trained"
         yield Problem("critic.warmup_steps", message, f"set it below steps ({config.steps})")

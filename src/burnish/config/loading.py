@@ -239,12 +239,8 @@ def _merge(base: dict[str, Json], top: Mapping[str, Json]) -> None:
 
 def _flat(value: Json, prefix: str = "") -> dict[str, Json]:
     """Collect the values that contain no other values (including empty lists and sections), by dotted path."""
-    items: list[tuple[str, Json]] = []
-    if isinstance(value, dict):
-        items = [(str(key), item) for key, item in value.items()]
-    elif isinstance(value, (list, tuple)):
-        items = [(str(index), item) for index, item in enumerate(value)]
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
     found: dict[str, Json] = {}
     for key, item in items:
-        found |= _flat(item, f"{prefix}.{key}" if prefix else key)
+        found |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
     return found or {prefix: value}

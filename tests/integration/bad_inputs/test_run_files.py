@@ -123,6 +123,7 @@ NUMBERS = [
     number("algorithm.loss_options", "{dual_clip: 0.5}", "above 1"),
     number("algorithm.estimator_options", "{eps: []}", "eps"),
     number("algorithm.estimator_options", "{1: 2}", "has no option '1'"),
+    number("algorithm.estimator_options", "{eps: -1}", "eps is -1", "from 0"),
     number("max_tokens", "1", "max_tokens", base="sft"),
     number("label_smoothing", "0.5", "below 0.5", base="rm"),
     number("candidates", "1", "at least 2", base="rm"),

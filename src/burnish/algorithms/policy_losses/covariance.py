@@ -34,6 +34,10 @@ def covariance_selection(
     """
     if not 0 < fraction <= 1:
         raise ConfigError(f"fraction of selected tokens is {fraction}", remedy="set it above 0 and at most 1")
+    if not covariance_low < covariance_high:
+        raise ConfigError(
+            f"covariance_low is {covariance_low}", remedy=f"set it below covariance_high {covariance_high}"
+        )
     logprobs, advantages = fill_masked(logprobs_BT.detach(), mask_BT), fill_masked(advantages_BT.detach(), mask_BT)
     covariance_BT = (logprobs - masked_mean(logprobs, mask_BT)) * (advantages - masked_mean(advantages, mask_BT))
     eligible_BT = mask_BT.bool() & (covariance_BT > covariance_low) & (covariance_BT < covariance_high)

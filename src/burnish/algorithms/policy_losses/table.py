@@ -38,9 +38,6 @@ class PolicyLossSpec(Formula):
     def check_numbers(self, numbers: Mapping[str, object]) -> None:
         """Raise now the ConfigError that the loss would raise at the first update. Plugins are not tried, because they
         may refuse the two tokens of the trial."""
-        for name, value in numbers.items():
-            if value is None and self.options.get(name, 0.0) is not None:
-                raise ConfigError(f"{name} of the loss {self.name!r} is null", remedy="give a number, or leave it out")
         if self.name in POLICY_LOSSES:
             tokens_12 = torch.ones(1, 2)
             loss = self.function(-tokens_12, -tokens_12, torch.tensor([[1.0, -1.0]]), tokens_12, **numbers)
