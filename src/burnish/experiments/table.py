@@ -134,7 +134,7 @@ class ResultsTable:
 
 
 def table(
-    runs: Sequence[str | Path],
+    runs: str | Path | Sequence[str | Path],
     metric: str | None = None,
     *,
     by: str | Sequence[str] = (),
@@ -144,15 +144,16 @@ def table(
 ) -> ResultsTable:
     """Compare a metric of several runs, as `burnish table` does.
 
-    `runs` are folders of runs, or folders that hold them. `metric` is by default what the best checkpoint is chosen by,
-    such as eval/accuracy; its last value of each run counts, or that at `step`. `by` names the fields to compare, by
-    default all in which the runs differ except the seed. `threshold`: also the steps and tokens until the metric first
-    reaches it. `baseline`: the group, by its label, that the others are compared with (the first).
+    `runs` are folders of runs, or folders that hold them, or one such folder. `metric` is by default what the best
+    checkpoint is chosen by, such as eval/accuracy; its last value of each run counts, or that at `step`. `by` names the
+    fields to compare, by default all in which the runs differ except the seed. `threshold`: also the steps and tokens
+    until the metric first reaches it. `baseline`: the group, by its label, that the others are compared with (the
+    first).
 
     Raises DataError for folders that are not runs, and for runs that cannot be compared.
     """
     notes: list[str] = []
-    found = read_runs([Path(run) for run in runs], notes)
+    found = read_runs([Path(run) for run in ([runs] if isinstance(runs, (str, Path)) else runs)], notes)
     metric = metric or _usual_metric(found)
     found = _with_metric(found, metric, step, notes)
     fields = differing_fields(found)
@@ -208,10 +209,12 @@ def _compared(runs: Sequence[RecordedRun], fields: Sequence[str], by: Sequence[s
         return [field for field in fields if field != SEED]
     named = [word for words in by for word in words.split(",")]
     found = {word: [field for field in fields if f"{field}.".startswith(f"{word}.")] for word in named}
-    for word in (word for word in named if not found[word]):
-        known = any(f"{field}.".startswith(f"{word}.") for run in runs for field in run.fields)
-        problem = f"the runs do not differ in {word}" if known else f"{word} is not a field of these runs"
-        raise DataError(problem, remedy=f"they differ in: {', '.join(fields) or 'nothing'}")
+    for word in (word for word in named if not found[word]):  # it may be set by presets alone
+        known = sorted({field for run in runs for field in run.fields if f"{field}.".startswith(f"{word}.")})
+        found[word] = [field for field in known if len(split_by(runs, [field])) > 1]
+        if not found[word]:
+            problem = f"the runs do not differ in {word}" if known else f"{word} is not a field of these runs"
+            raise DataError(problem, remedy=f"they differ in: {', '.join(fields) or 'nothing'}")
     return list(dict.fromkeys(field for word in named for field in found[word]))
 
 
@@ -220,9 +223,8 @@ def _group(
 ) -> RunGroup:
     values = tuple(run.measured(metric, step) for run in runs)
     reached = None if threshold is None else _reached(runs, metric, threshold)
-    return RunGroup(
-        {field: runs[0].value(field) for field in shown}, tuple(runs), values, mean_interval(values), reached
-    )
+    settings = {field: runs[0].value(field) for field in shown}
+    return RunGroup(settings, tuple(runs), values, mean_interval(values), reached)
 
 
 def _reached(runs: Sequence[RecordedRun], metric: str, threshold: float) -> Reached:

@@ -69,6 +69,8 @@ def disk_remedy(error: OSError, folder: Path) -> str:
             return f"make {folder} writable or set `output` to a folder that is, then start again: it resumes"
         case errno.EMFILE | errno.ENFILE:
             return "raise the limit of open files (ulimit -n), then start again: it resumes"
+        case errno.ENOENT:
+            return f"create the folder {folder}, then start again"
         case errno.EISDIR | errno.ENOTDIR | errno.EEXIST:
             return f"something else is in its place: move it out of {folder}, then start again: it resumes"
         case _:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import burnish
 from burnish.cli.app import build_app
-from burnish.errors import ConfigError, DataError
+from burnish.errors import BurnishError, ConfigError, DataError
 from burnish.experiments.runs import short_name
 from burnish.experiments.table import table
 
@@ -59,12 +59,8 @@ def test_what_a_group_is_follows_what_is_compared(recorded: Recorded) -> None:
         for rate in (1e-3, 1e-2)
         for size in (4, 8)
     ]
-    assert [group.label for group in table(runs).groups] == [
-        "group_size=4, learning_rate=0.001",
-        "group_size=8, learning_rate=0.001",
-        "group_size=4, learning_rate=0.01",
-        "group_size=8, learning_rate=0.01",
-    ]
+    labels = [f"group_size={size}, learning_rate={rate}" for rate in (0.001, 0.01) for size in (4, 8)]
+    assert [group.label for group in table(runs).groups] == labels
     by_rate = table(runs, by=RATE)
     assert [(group.label, len(group.runs)) for group in by_rate.groups] == [("0.001", 2), ("0.01", 2)]
     assert "differ in rollout.group_size" in by_rate.notes[0]
@@ -86,6 +82,7 @@ def test_what_differs_along_with_the_algorithm_is_said_and_does_not_hinder_pairs
     assert found.notes == ("these differ along with algorithm.preset: optimization.learning_rate",)
     assert found.differences[0].paired is not None
     assert found.differences[0].paired.count == 2
+    assert [group.label for group in table(runs, by="algorithm.estimator").groups] == ["grpo", "rloo"]
 
 
 def test_runs_of_different_seeds_are_no_pairs(recorded: Recorded) -> None:
@@ -132,6 +129,7 @@ def test_values_at_a_step_and_runs_without_the_metric(recorded: Recorded, two_by
 def test_a_folder_of_runs_stands_for_them_and_others_are_left_out(two_by_three: list[Path], tmp_path: Path) -> None:
     found = table([tmp_path / "runs", tmp_path / "absent"])
     assert [len(group.runs) for group in found.groups] == [3, 3]
+    assert str(table(tmp_path / "runs")) == str(table([tmp_path / "runs"]))
     assert found.notes == (f"{tmp_path / 'absent'} is left out: it is not a run",)
     with pytest.raises(DataError, match="none of these is the folder of a run"):
         table([tmp_path / "absent"])
@@ -191,6 +189,8 @@ def test_the_figure(two_by_three: list[Path], tmp_path: Path) -> None:
     assert found.figure(tmp_path / "again.svg").read_bytes() == drawn
     with pytest.raises(ConfigError, match=r"no known suffix\n.*\.svg"):
         found.figure(tmp_path / "out.gif")
+    with pytest.raises(BurnishError, match="create the folder"):
+        found.figure(tmp_path / "absent" / "out.svg")
 
 
 def test_a_figure_without_matplotlib_says_what_to_install(
