@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError
+from burnish.outside.reading import reading
 from burnish.types import FinishReason, Message, Rollout, Turn
 
 if TYPE_CHECKING:
@@ -112,11 +113,10 @@ def single_token_id(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
     found = tokenizer.get_vocab().get(text)
     if found is not None:
         return int(found)
-    tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    with reading(f"scoring.truncate_token {text!r}", ConfigError, remedy="name a token that the tokenizer has"):
+        tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if len(tokens) == 1 and tokens[0] != tokenizer.unk_token_id:
         return int(tokens[0])
-    raise ConfigError(
-        f"scoring.truncate_token is {text!r}, which is not one token of the tokenizer but "
-        f"{tokenizer.convert_ids_to_tokens(tokens)}",
-        remedy="name one token, as the vocabulary spells it (tokenizer.json), or remove it",
-    )
+    parts = tokenizer.convert_ids_to_tokens(tokens)
+    message = f"scoring.truncate_token is {text!r}, which is not one token of the tokenizer but {parts}"
+    raise ConfigError(message, remedy="name one token, as the vocabulary spells it (tokenizer.json), or remove it")
