@@ -9,13 +9,13 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from burnish.kernels.build import ADDRESS, COUNT, load_library
+from burnish.kernels.build import ADDRESS, COUNT, Kernels
 from burnish.kernels.decoding import rounded_up
 
 _TILE = 32
@@ -68,17 +68,14 @@ class _Attention(ctypes.Structure):
     )
 
 
-class AttentionKernels:
+class AttentionKernels(Kernels):
     """Attention, differentiable once. Tensors must have the kernels' dtype, but need not be contiguous."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Load the kernels. KernelError if they cannot be built."""
-        library = load_library("attend.c", dtype)
-        self._dtype = dtype
-        self._forward, self._backward = library.attend_forward, library.attend_backward
-        self._forward.argtypes = [ctypes.POINTER(_Attention), *[ADDRESS] * 5]
-        self._backward.argtypes = [ctypes.POINTER(_Attention), *[ADDRESS] * 9]
-        self._forward.restype = self._backward.restype = None
+    SOURCE = "attend.c"
+    TYPES: ClassVar = {
+        "attend_forward": [ctypes.POINTER(_Attention), *[ADDRESS] * 5],
+        "attend_backward": [ctypes.POINTER(_Attention), *[ADDRESS] * 9],
+    }
 
     def attend(
         self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, groups: SequenceGroups, scaling: float
@@ -86,46 +83,12 @@ class AttentionKernels:
         """(S, H, D), the attention output. Each key head serves an equal number of query heads."""
         return _Attend.apply(query_SHD, key_SKD, value_SKD, groups, scaling, self)
 
-    def check(self, query: Tensor, key: Tensor, value: Tensor, groups: SequenceGroups) -> None:
-        """Raise ValueError for shapes, dtypes or devices that the C code would misread."""
+    def check_shapes(self, query: Tensor, key: Tensor, value: Tensor, groups: SequenceGroups) -> None:
+        """Raise ValueError for shapes that the C code would misread."""
         slots, heads, size = query.shape
         fits = key.shape == value.shape == (slots, key.shape[1], size) and heads % key.shape[1] == 0
         if not fits or len(groups.slots_S) != slots:
             raise ValueError("the shapes of queries, keys, values and slots do not match")
-        if any(tensor.dtype != self._dtype or tensor.device.type != "cpu" for tensor in (query, key, value)):
-            raise ValueError(f"these kernels are for {self._dtype} on a CPU")
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, groups: SequenceGroups, scaling: float
-    ) -> tuple[Tensor, Tensor]:
-        """(output, log-sum-exp of each query's scores (S, H) in float32)."""
-        output, sums_SH = torch.empty_like(query), torch.empty(query.shape[:2], dtype=torch.float32)
-        about, _held = _arguments(query, key, groups, scaling, matrices=3)
-        self._forward(ctypes.byref(about), *(t.data_ptr() for t in (query, key, value, output, sums_SH)))
-        return output, sums_SH
-
-    def backward(
-        self,
-        grad: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        output: Tensor,
-        sums_SH: Tensor,
-        groups: SequenceGroups,
-        scaling: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of query, key and value."""
-        grad_query = torch.empty_like(query)
-        grad_key, grad_value = (torch.empty(query.shape, dtype=torch.float32) for _ in range(2))
-        about, _held = _arguments(query, key, groups, scaling, matrices=6)
-        tensors = (query, key, value, output, sums_SH, grad, grad_query, grad_key, grad_value)
-        self._backward(ctypes.byref(about), *(tensor.data_ptr() for tensor in tensors))
-        # Each query head has its own part of these gradients, to avoid races between threads; here they are added up.
-        grad_key, grad_value = (
-            part.unflatten(1, (key.shape[1], -1)).sum(2).to(key.dtype) for part in (grad_key, grad_value)
-        )
-        return grad_query, grad_key, grad_value
 
 
 attention_kernels = cache(AttentionKernels)
@@ -174,8 +137,12 @@ class _Attend(torch.autograd.Function):
         kernels: AttentionKernels,
     ) -> Tensor:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        kernels.check(query, key, value, groups)
-        output, sums_SH = kernels.forward(query, key, value, groups, scaling)
+        kernels.check_shapes(query, key, value, groups)
+        kernels.check(query, key, value)
+        # The log-sum-exp of each query's scores is in float32.
+        output, sums_SH = torch.empty_like(query), torch.empty(query.shape[:2], dtype=torch.float32)
+        about, _held = _arguments(query, key, groups, scaling, matrices=3)
+        kernels.call("attend_forward", ctypes.byref(about), query, key, value, output, sums_SH)
         ctx.save_for_backward(query, key, value, output, sums_SH)
         ctx.groups, ctx.scaling, ctx.kernels = groups, scaling, kernels
         return output
@@ -183,5 +150,15 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        grads = ctx.kernels.backward(grad.contiguous(), *ctx.saved_tensors, ctx.groups, ctx.scaling)
-        return *grads, None, None, None
+        saved = ctx.saved_tensors  # which checkpointed layers can give only once
+        query, key = saved[:2]
+        grad, grad_query = grad.contiguous(), torch.empty_like(query)
+        grad_key, grad_value = (torch.empty(query.shape, dtype=torch.float32) for _ in range(2))
+        about, _held = _arguments(query, key, ctx.groups, ctx.scaling, matrices=6)
+        tensors = (*saved, grad, grad_query, grad_key, grad_value)
+        ctx.kernels.call("attend_backward", ctypes.byref(about), *tensors)
+        # Each query head has its own part of these gradients, to avoid races between threads; here they are added up.
+        grad_key, grad_value = (
+            part.unflatten(1, (key.shape[1], -1)).sum(2).to(key.dtype) for part in (grad_key, grad_value)
+        )
+        return grad_query, grad_key, grad_value, None, None, None

@@ -16,10 +16,13 @@ import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from burnish.errors import KernelError
 from burnish.machine.private_folders import check_owner, private_folder, temporary_folder
@@ -41,6 +44,30 @@ _HERE = Path(__file__).parent
 _OBJECT, _LIBRARY = "object.o", "library.so"
 _hanging: dict[str, str] = {}
 """Compilers that did not finish in time -> message. This process does not try them again."""
+
+
+class Kernels:
+    """The functions of a source of this folder, for elements of `dtype`. Subclasses say which ones."""
+
+    SOURCE: ClassVar[str]
+    TYPES: ClassVar[Mapping[str, Sequence[Any]]]
+    """Types of the arguments of each function."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Load the functions. KernelError if they cannot be built."""
+        self.dtype, self.library = dtype, load_library(self.SOURCE, dtype)
+        self._functions = {name: self.library[name] for name in self.TYPES}
+        for name, function in self._functions.items():
+            function.argtypes, function.restype = self.TYPES[name], None
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function. Tensors are passed by address, from which the C code reads as if they were contiguous."""
+        self._functions[name](*[a.data_ptr() if isinstance(a, Tensor) else a for a in arguments])
+
+    def check(self, *tensors: Tensor) -> None:
+        """Raise ValueError for a dtype or device that the C code, which only gets addresses, would misread."""
+        if any(tensor.dtype != self.dtype or tensor.device.type != "cpu" for tensor in tensors):
+            raise ValueError(f"these kernels are for {self.dtype} on a CPU")
 
 
 def load_library(source: str, dtype: torch.dtype) -> ctypes.CDLL:

@@ -6,36 +6,37 @@ Shapes: O outputs, I inputs, R rows, P panels.
 from __future__ import annotations
 
 from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from burnish.kernels.build import ADDRESS, COUNT, load_library
+from burnish.kernels.build import ADDRESS, COUNT, Kernels
 
 _TOGETHER = 96
 """Same as in products.c: number of rows for which a matrix is read once."""
 
 
-class ProductKernels:
+class ProductKernels(Kernels):
     """Kernels for tensors of `dtype` on the CPU. To keep the token loop fast, arguments are not checked."""
 
+    SOURCE = "products.c"
+    TYPES: ClassVar = {
+        "pack": [ADDRESS, ADDRESS, COUNT, COUNT, COUNT],
+        "multiply": [*[ADDRESS] * 4, *[COUNT] * 3, ADDRESS, COUNT],
+    }
+
     def __init__(self, dtype: torch.dtype) -> None:
-        """Load the kernels. KernelError if they cannot be built."""
-        library = load_library("products.c", dtype)
-        self._pack = library.pack
-        self._pack.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, COUNT]
-        self._multiply = library.multiply
-        self._multiply.argtypes = [*[ADDRESS] * 4, *[COUNT] * 3, ADDRESS, COUNT]
-        self._pack.restype = self._multiply.restype = None
-        library.panel_outputs.restype = COUNT
-        self._panel = library.panel_outputs()
+        super().__init__(dtype)
+        self.library.panel_outputs.restype = COUNT
+        self._panel = self.library.panel_outputs()
 
     def pack(self, weight_OI: Tensor) -> Tensor:
         """(P, I, outputs of a panel): the weight as `multiply` reads it. Its last panel is filled up with zeros."""
         outputs, inputs = weight_OI.shape
         weight_OI = weight_OI.contiguous()
         panels = weight_OI.new_empty(-(-outputs // self._panel), inputs, self._panel)
-        self._pack(weight_OI.data_ptr(), panels.data_ptr(), outputs, inputs, torch.get_num_threads())
+        self.call("pack", weight_OI, panels, outputs, inputs, torch.get_num_threads())
         return panels
 
     def multiply(self, inputs_RI: Tensor, panels: Tensor, outputs: int, bias_O: Tensor | None) -> Tensor:
@@ -44,17 +45,8 @@ class ProductKernels:
         rows, inputs = inputs_RI.shape
         found_RO = inputs_RI.new_empty(rows, outputs)
         scratch = torch.empty(min(rows, _TOGETHER) * inputs, dtype=torch.float32, device="cpu")
-        self._multiply(
-            inputs_RI.data_ptr(),
-            panels.data_ptr(),
-            None if bias_O is None else bias_O.data_ptr(),
-            found_RO.data_ptr(),
-            rows,
-            outputs,
-            inputs,
-            scratch.data_ptr(),
-            torch.get_num_threads(),
-        )
+        tensors, threads = (inputs_RI, panels, bias_O, found_RO), torch.get_num_threads()
+        self.call("multiply", *tensors, rows, outputs, inputs, scratch, threads)
         return found_RO
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from burnish.kernels.build import ADDRESS, COUNT, load_library
+from burnish.kernels.build import ADDRESS, COUNT, Kernels
 
 PANEL, GROUP = 64, 64
 """Same as in quantized.c: number of outputs stored together, and of inputs that share a scale."""
@@ -28,24 +29,20 @@ class _Quantized(ctypes.Structure):
     )
 
 
-class QuantizedKernels:
+class QuantizedKernels(Kernels):
     """Kernels for contiguous tensors on the CPU, and for states and weights of `dtype`. Arguments are not checked."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Load the kernels. KernelError if they cannot be built."""
-        library = load_library("quantized.c", dtype)
-        self.dtype = dtype
-        self._dequantize = library.dequantize
-        self._dequantize.argtypes = [ctypes.POINTER(_Quantized), ADDRESS, COUNT]
-        self._multiply = library.multiply
-        self._multiply.argtypes = [ctypes.POINTER(_Quantized), *[ADDRESS] * 3, COUNT, ADDRESS, COUNT]
-        self._dequantize.restype = self._multiply.restype = None
+    SOURCE = "quantized.c"
+    TYPES: ClassVar = {
+        "dequantize": [ctypes.POINTER(_Quantized), ADDRESS, COUNT],
+        "multiply": [ctypes.POINTER(_Quantized), *[ADDRESS] * 3, COUNT, ADDRESS, COUNT],
+    }
 
     def dequantize(self, codes: Tensor, scales: Tensor, bits: int, outputs: int) -> Tensor:
         """(O, I): the dequantized weight."""
         weight = _weight(codes, scales, bits, outputs)
         weight_OI = torch.empty(outputs, weight.inputs, dtype=self.dtype, device="cpu")
-        self._dequantize(ctypes.byref(weight), weight_OI.data_ptr(), torch.get_num_threads())
+        self.call("dequantize", ctypes.byref(weight), weight_OI, torch.get_num_threads())
         return weight_OI
 
     def multiply(
@@ -56,15 +53,7 @@ class QuantizedKernels:
         lines_RI, rows, threads = inputs_RI.float().contiguous(), len(inputs_RI), torch.get_num_threads()
         found_RO = inputs_RI.new_empty(rows, outputs)
         scratch = torch.empty(threads * PANEL * (_CHUNK + rows), dtype=torch.float32, device="cpu")
-        self._multiply(
-            ctypes.byref(weight),
-            lines_RI.data_ptr(),
-            None if bias_O is None else bias_O.data_ptr(),
-            found_RO.data_ptr(),
-            rows,
-            scratch.data_ptr(),
-            threads,
-        )
+        self.call("multiply", ctypes.byref(weight), lines_RI, bias_O, found_RO, rows, scratch, threads)
         return found_RO
 
 

@@ -8,39 +8,33 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from burnish.kernels.build import ADDRESS, COUNT, load_library
+from burnish.kernels.build import ADDRESS, COUNT, Kernels
 
 
-class TrainKernels:
+class TrainKernels(Kernels):
     """Kernels of training passes, differentiable once."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Load the kernels. KernelError if they cannot be built."""
-        library = load_library("train.c", dtype)
-        types: dict[str, list[Any]] = {
-            "normalise_forward": [*[ADDRESS] * 6, COUNT, COUNT, ctypes.c_float, COUNT],
-            "normalise_backward": [*[ADDRESS] * 7, COUNT, COUNT, COUNT],
-            "rotate_forward": [*[ADDRESS] * 4, *[COUNT] * 4],
-            "rotate_backward": [*[ADDRESS] * 4, *[COUNT] * 4],
-            "gate_forward": [*[ADDRESS] * 3, *[COUNT] * 3],
-            "gate_backward": [*[ADDRESS] * 5, *[COUNT] * 3],
-        }
-        self._dtype = dtype
-        self._functions = {name: library[name] for name in types}
-        for name, function in self._functions.items():
-            function.argtypes, function.restype = types[name], None
+    SOURCE = "train.c"
+    TYPES: ClassVar = {
+        "normalise_forward": [*[ADDRESS] * 6, COUNT, COUNT, ctypes.c_float, COUNT],
+        "normalise_backward": [*[ADDRESS] * 7, COUNT, COUNT, COUNT],
+        "rotate_forward": [*[ADDRESS] * 4, *[COUNT] * 4],
+        "rotate_backward": [*[ADDRESS] * 4, *[COUNT] * 4],
+        "gate_forward": [*[ADDRESS] * 3, *[COUNT] * 3],
+        "gate_backward": [*[ADDRESS] * 5, *[COUNT] * 3],
+    }
 
     def normalise(
         self, states_SX: Tensor, more_SX: Tensor | None, weight_X: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
         """(sum, its RMS norm times weight), where sum is states + more, or `states` itself without `more`."""
-        self._check(states_SX, states_SX if more_SX is None else more_SX, weight_X)
+        self.check(states_SX, states_SX if more_SX is None else more_SX, weight_X)
         if weight_X.shape != states_SX.shape[-1:] or (more_SX is not None and more_SX.shape != states_SX.shape):
             raise ValueError("the shapes of states, the tensor to add and the norm's weight do not match")
         return _Normalise.apply(states_SX, more_SX, weight_X, epsilon, self)
@@ -54,7 +48,7 @@ class TrainKernels:
 
     def rotate(self, states_SHD: Tensor, cosine_SD: Tensor, sine_SD: Tensor) -> Tensor:
         """Apply rotary position embeddings to queries or keys."""
-        self._check(states_SHD)
+        self.check(states_SHD)
         table = (states_SHD.shape[0], states_SHD.shape[2])
         if any(part.shape != table or part.dtype != torch.float32 for part in (cosine_SD, sine_SD)):
             raise ValueError(f"cosines and sines must be float32 of shape {table}")
@@ -62,7 +56,7 @@ class TrainKernels:
 
     def gate(self, gate_SI: Tensor, up_SI: Tensor) -> Tensor:
         """silu(gate) * up."""
-        self._check(gate_SI, up_SI)
+        self.check(gate_SI, up_SI)
         if gate_SI.shape != up_SI.shape:
             raise ValueError("gate and up have different shapes")
         return _Gate.apply(gate_SI, up_SI, self)
@@ -74,15 +68,9 @@ class TrainKernels:
         self.call("gate_forward", gate_SI, up_SI, gated_SI, *gate_SI.shape)
         return gated_SI
 
-    def _check(self, *tensors: Tensor) -> None:
-        """Raise ValueError for a dtype or device that the C code, which only gets addresses, would misread."""
-        if any(tensor.dtype != self._dtype or tensor.device.type != "cpu" for tensor in tensors):
-            raise ValueError(f"these kernels are for {self._dtype} on a CPU")
-
-    def call(self, name: str, *arguments: Tensor | float | None) -> None:
-        """Call a function of train.c. Tensors are passed by address, and the number of threads is appended."""
-        addresses = (a.data_ptr() if isinstance(a, Tensor) else a for a in arguments)
-        self._functions[name](*addresses, torch.get_num_threads())
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function of train.c, with the number of threads after these arguments."""
+        super().call(name, *arguments, torch.get_num_threads())
 
 
 train_kernels = cache(TrainKernels)
