@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from burnish.forward.row_rules import quiet_outputs
-from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache, as_argument
-from burnish.rollouts.local.masks import Masks
+from burnish.rollouts.local.cache import Columns, Masks, PrefilledPrompts, RowCache, as_argument
 from burnish.rollouts.local.prefill import PrefilledRows, attention_kind, in_passes, tokens_per_forward
 from burnish.rollouts.local.reusable_rows import Held, KeptRow, Tokens
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from burnish.forward.row_rules import quiet_outputs
-from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache, as_argument
+from burnish.rollouts.local.cache import Columns, Masks, PrefilledPrompts, RowCache, as_argument
 from burnish.rollouts.local.continued_prefill import RowReader, as_columns
-from burnish.rollouts.local.masks import Masks
 from burnish.rollouts.local.reusable_rows import KeptRow, Tokens
 
 if TYPE_CHECKING:
