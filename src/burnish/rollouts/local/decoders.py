@@ -11,7 +11,7 @@ from torch import Tensor
 
 from burnish.forward.row_rules import quiet_outputs
 from burnish.rollouts.local.cache import Columns, Masks, PrefilledPrompts, RowCache, as_argument
-from burnish.rollouts.local.continued_prefill import RowReader, as_columns
+from burnish.rollouts.local.prefill import RowReader, as_columns
 from burnish.rollouts.local.reusable_rows import KeptRow, Tokens
 
 if TYPE_CHECKING:

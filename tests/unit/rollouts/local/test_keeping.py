@@ -17,13 +17,13 @@ from burnish.errors import RolloutError
 from burnish.models.loading import LoadedModel
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import Sampling, keeping
-from burnish.rollouts.local import continued_prefill, kernel_decoder
+from burnish.rollouts.local import kernel_decoder, prefill
 from burnish.rollouts.local.cache import Columns
 from burnish.rollouts.local.choice import goes_on_alike
-from burnish.rollouts.local.continued_prefill import RowReader
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.rollouts.local.plain_decoders import EqualLengthDecoder
+from burnish.rollouts.local.prefill import RowReader
 from burnish.rollouts.local.reusable_rows import KeptRow, KeptRows
 from burnish.types import FinishReason, Message, Prompt, Rollout, RolloutRequest, TokenPart
 
@@ -158,7 +158,7 @@ def test_many_rows_are_read_on_in_several_passes(
     llama: Any, make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = conversations(make_engine(llama))
-    monkeypatch.setattr(continued_prefill, "tokens_per_forward", lambda _: 10)
+    monkeypatch.setattr(prefill, "tokens_per_forward", lambda _: 10)
     monkeypatch.setattr(kernel_decoder, "_TOKENS_PER_ROW", 2)
     monkeypatch.setattr(kernel_decoder, "_ROWS_PER_PASS", 3)
     in_parts = conversations(make_engine(llama))
