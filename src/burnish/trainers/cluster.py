@@ -34,11 +34,11 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.forward.team import Slices
 from burnish.models.critic import SeparateCritic
+from burnish.models.distillation import Teachers
 from burnish.models.loading import LoadedModel
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
 from burnish.models.reward_learner import RewardLearner
-from burnish.models.teachers import Teachers
 from burnish.observability.console import say
 from burnish.observability.timeline import WorkingProcess
 from burnish.outside.plugins import is_outside

@@ -15,12 +15,12 @@ from burnish.config.schema_teacher import OWN_POLICY
 from burnish.forward.divergences import divergence
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.models.critic import SeparateCritic
+from burnish.models.distillation import Teachers
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
 from burnish.models.roles import Critic, Policy, Reference
-from burnish.models.teachers import Teachers
 from burnish.trainers.rl.setup.critic import build_separate_critic, build_shared_critic
 from burnish.trainers.rl.setup.teachers import build_teachers, frozen, loaded_alone
 

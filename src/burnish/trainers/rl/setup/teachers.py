@@ -14,11 +14,11 @@ from burnish.config.schema_teacher import OWN_POLICY, TeacherConfig
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.forward.lanes import Lanes
+from burnish.models.distillation import Teachers
 from burnish.models.endpoint_teacher import endpoint_teacher
 from burnish.models.loading import LoadedModel, load_model, load_outline
 from burnish.models.reference import FrozenReference
 from burnish.models.roles import Reference
-from burnish.models.teachers import Teachers
 from burnish.models.tokenizers import load_tokenizer, require_same_tokens
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.rl.lessons import Lesson, TeacherPrompts, lesson_of
