@@ -94,11 +94,6 @@ AGGREGATIONS: dict[str, Formula] = by_name(
 )
 
 
-def resolve_aggregation(name: str) -> Formula:
-    """Find the row of `AGGREGATIONS` called `name`. ConfigError with the nearest name if there is none."""
-    return find_row(name, AGGREGATIONS, "aggregation")
-
-
 def aggregate(
     loss_BT: Tensor,
     mask_BT: Tensor,
@@ -121,7 +116,7 @@ def aggregate(
 
     Raises ConfigError for an unknown mode, or if the mode needs `length` and it is not given.
     """
-    row = resolve_aggregation(mode)
+    row = find_row(mode, AGGREGATIONS, "aggregation")
     given: dict[str, Count | None] = {
         "num_tokens": num_tokens,
         "num_sequences": num_sequences,

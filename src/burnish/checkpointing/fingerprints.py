@@ -92,7 +92,8 @@ class FingerprintsInProgress:
     and a large model takes seconds."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._versions = _versions(PACKAGES + _packages_of(config))
+        draws_puzzles = any(one.reasoning_gym is not None for one in config.named_sources("train").values())
+        self._versions = _versions((*PACKAGES, puzzles.PACKAGE) if draws_puzzles else PACKAGES)
         self._machine = _machine()
         self._files: Future[dict[str, FileContent]] = Future()
         # A daemon, so that a program that ends early does not wait for it.
@@ -162,12 +163,6 @@ def _fingerprint(path: Path) -> FileContent | None:
         return {"bytes": size, "sha256": digest.hexdigest()}
     except OSError:
         return None
-
-
-def _packages_of(config: RunConfig) -> tuple[str, ...]:
-    """List the packages that this run depends on and others do not."""
-    sources = config.named_sources("train").values()
-    return (puzzles.PACKAGE,) if any(source.reasoning_gym is not None for source in sources) else ()
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:

@@ -158,7 +158,9 @@ class RunDirectory:
         with self._writing():
             if config.logging.keeps_rollouts:
                 self.rollouts.mkdir(parents=True, exist_ok=True)
-            self._remove_torn_files()
+            # Temporary files of a killed process. The run is locked, so nobody is writing them now.
+            for torn in (*self.path.glob(".*.tmp"), *self.rollouts.glob(".*.tmp")):
+                torn.unlink()
             (self.path / ENDING_FILE).unlink(missing_ok=True)
             self._add_environment(accepted)
             write_text_atomically(self.config_file, dump_config(config))
@@ -204,12 +206,6 @@ class RunDirectory:
         if not isinstance(content, dict):
             raise CheckpointError(f"{self.config_file} is not a run's configuration", remedy=_CONFIG_REMEDY)
         return content
-
-    def _remove_torn_files(self) -> None:
-        """Remove temporary files of a killed process. The run is locked, so nobody is writing them now."""
-        for folder in (self.path, self.rollouts):
-            for torn in folder.glob(".*.tmp"):
-                torn.unlink()
 
     def _refuse_differences(self, config: RunConfig) -> None:
         found = refused_differences(self.read_config(), config)

@@ -35,7 +35,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -105,7 +104,9 @@ class RoleServer:
         match kind:
             case "call":
                 role, method, arguments, named = rest
-                with self._counting_layers():
+                # Every module of PyTorch that is called meanwhile is a piece of work: a step of many micro-batches may
+                # take longer than a process may go without any.
+                with register_module_forward_hook(lambda module, inputs, output: self._pulse.progress()):
                     asked = getattr(self._roles[role], method)
                     return asked(*arguments, **named) if callable(asked) else asked
             case "read":
@@ -151,13 +152,6 @@ class RoleServer:
                 remedy="call sync() after every update with the weights that publish() gives",
             )
         return weights
-
-    @contextmanager
-    def _counting_layers(self) -> Iterator[None]:
-        """Every module of PyTorch that is called meanwhile is a piece of work: a step of many micro-batches may take
-        longer than a process may go without any."""
-        with register_module_forward_hook(lambda module, inputs, output: self._pulse.progress()):
-            yield
 
     def _count(self, finished: Sequence[Rollout]) -> None:
         self._pulse.progress()

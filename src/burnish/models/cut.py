@@ -86,12 +86,6 @@ class CutModel:
         """The tensors in the host's memory of the first process; nothing in the others, which make them with it."""
         return {name: tensor.cpu() for name, tensor in tensors if self.lanes.keeps_state}
 
-    def adapter_state(self, adapter: Adapter | None) -> Mapping[str, Tensor] | None:
-        """The adapter's weights, `collected`. None without one."""
-        if adapter is None:
-            return None
-        return self.collected((name, self.whole(parameter)) for name, parameter in adapter.parameters().items())
-
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the model with these weights, in the first process alone."""
         self.model.save_pretrained(folder, state_dict={**state}, safe_serialization=True)
@@ -106,7 +100,9 @@ def save_model(
 
     Of a model that has been cut every process makes this call with its `CutModel`, and the first one writes.
     """
-    of_adapter = None if cut is None else cut.adapter_state(adapter)
+    of_adapter: Mapping[str, Tensor] | None = None
+    if cut is not None and adapter is not None:
+        of_adapter = cut.collected((name, cut.whole(weight)) for name, weight in adapter.parameters().items())
     if cut is None or state is None:
         loaded.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
     elif cut.lanes.keeps_state:

@@ -145,7 +145,10 @@ class LocalPolicy(LearnerByParts[Objective]):
                 f"{self.version}",
                 remedy="after every update, call sync() with the weights that publish() returns",
             )
-        return tensors_for_engines(self.model, self._cut, adapter_only=self._publishes_adapter)
+        if self._publishes_adapter:
+            whole = Tensor.detach if self._cut is None else self._cut.whole
+            return ((name, whole(parameter)) for name, parameter in saved_adapter(self.model).items())
+        return named_tensors(self.model) if self._cut is None else self._cut.tensors()
 
     def give_weights(self, version: int) -> None:
         """Take part while the first process of a team reads the weights of `publish`, with `share_weights`."""
@@ -202,16 +205,6 @@ class LocalPolicy(LearnerByParts[Objective]):
         else:
             load_folder(folder, self.model, copy)
         self._optimizers[0].weights.refresh()
-
-
-def tensors_for_engines(
-    model: PreTrainedModel, cut: CutModel | None, *, adapter_only: bool
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and whole weights of the ordinary model, or of its adapter alone as they are saved."""
-    if adapter_only:
-        whole = Tensor.detach if cut is None else cut.whole
-        return ((name, whole(parameter)) for name, parameter in saved_adapter(model).items())
-    return named_tensors(model) if cut is None else cut.tensors()
 
 
 def with_router_loss(value: ObjectiveValue, router_loss: Tensor, *, coef: float, share: Tensor) -> ObjectiveValue:

@@ -207,7 +207,8 @@ def choose_pad_token_id(
         return int(own), None
     reason = "has no pad token" if own is None else f"pads with {tokenizer.pad_token!r}, which ends a response"
     unknown = tokenizer.unk_token_id
-    chosen = unknown if unknown is not None and unknown not in eos_ids else _first_other_id(eos_ids)
+    first_other = next(number for number in range(len(eos_ids) + 1) if number not in eos_ids)
+    chosen = unknown if unknown is not None and unknown not in eos_ids else first_other
     token = tokenizer.convert_ids_to_tokens(int(chosen))
     return int(chosen), f"the tokenizer {reason}; rows are filled with id {chosen} ({token!r}) beyond their length"
 
@@ -224,10 +225,6 @@ def _asked_pad(tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...], pad
             remedy="choose another token, or leave model.pad_token out",
         )
     return int(token_id)
-
-
-def _first_other_id(eos_ids: tuple[int, ...]) -> int:
-    return next(number for number in range(len(eos_ids) + 1) if number not in eos_ids)
 
 
 def _first_line(error: BaseException) -> str:

@@ -51,7 +51,9 @@ class EarlyStop:
             return
         self.step = step
         if rule.metric not in row:
-            self.lines_without += self.latest is None and _could_have(row, rule.metric)
+            # Only the line of an evaluation could have had a metric of evaluations.
+            could_have = not rule.metric.startswith("eval/") or any(name.startswith("eval/") for name in row)
+            self.lines_without += self.latest is None and could_have
             return
         self.latest = value = row[rule.metric]
         sign = -1 if is_best_when_lowest(rule.metric) else 1
@@ -92,8 +94,3 @@ class EarlyStop:
         if self.rule is not None and state.get("metric") == self.rule.metric:
             for name in _STATE:
                 setattr(self, name, state[name])
-
-
-def _could_have(row: Mapping[str, float], metric: str) -> bool:
-    """Return whether the line is one of an evaluation, if the metric is."""
-    return not metric.startswith("eval/") or any(name.startswith("eval/") for name in row)

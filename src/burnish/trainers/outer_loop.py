@@ -356,7 +356,8 @@ def saving_finished_steps(training: Training) -> Iterator[None]:
     except CheckpointError:
         raise
     except (Exception, SystemExit) as error:  # boundary: whatever ends the loop, finished steps are worth keeping
-        _free_memory(error)
+        traceback.clear_frames(error.__traceback__)  # which hold the tensors of the call: saving needs memory, too
+        gc.collect()
         told = _keep(training, diverged=isinstance(error, DivergenceError))
         if told:
             training.journal.display.note(told)
@@ -387,9 +388,3 @@ def _keep(training: Training, *, diverged: bool) -> str:
     except Exception as error:  # noqa: BLE001  boundary: why the run stopped matters more than why this save failed
         return f"step {step} could not be saved either ({describe_failure(error)}); {newest}"
     return f"step {step} is saved; the same command continues from there"
-
-
-def _free_memory(error: BaseException) -> None:
-    """Clear the frames of the failed call, which hold its tensors: saving needs memory, too."""
-    traceback.clear_frames(error.__traceback__)
-    gc.collect()

@@ -76,7 +76,10 @@ class AdapterPushes:
         if self._is_tried:
             return None
         size = vocabulary or self._model.config.vocab_size
-        *texts, tokens = _random_tokens(size, min(_TRIAL_TOKENS, context_length - 1))
+        random = torch.randint(
+            size, (_TRIAL_TEXTS + 1, min(_TRIAL_TOKENS, context_length - 1)), generator=torch.Generator().manual_seed(0)
+        )
+        *texts, tokens = random.tolist()
         question = {"kind": "score", "version": 0, "texts": texts, "tokens": sorted(set(tokens))}
         values = self._random_values()
         merged = named_tensors(self._model, lambda tensor: values.get(id(tensor), tensor.detach()))
@@ -131,11 +134,6 @@ class AdapterPushes:
 
     def _ask(self, worker: EngineProcess, question: Message) -> Tensor:
         return torch.tensor(worker.ask(question, seconds=self._seconds)["logprobs"])
-
-
-def _random_tokens(vocabulary: int, length: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocabulary, (_TRIAL_TEXTS + 1, length), generator=generator).tolist()
 
 
 @contextlib.contextmanager

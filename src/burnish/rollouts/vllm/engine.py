@@ -49,7 +49,7 @@ _TOKENS_PER_STEP = 4096
 _PARTS = ("weights", "kv_cache")
 """What sleeps and wakes, in vLLM's words."""
 
-_SEED_BITS = 63
+_SEED_MASK = (1 << 63) - 1
 """Seeds are sent as non-negative numbers."""
 
 
@@ -168,7 +168,11 @@ class VllmWorker:
         try:
             hello = process.ask({"kind": "hello"}, seconds=seconds)
             if self.rests and not hello["sleeps"]:
-                raise _sleepless(hello, python)
+                raise ConfigError(
+                    f"cluster.offload names rollout_engine, but vLLM {hello['vllm']} of {python} cannot sleep here"
+                    f"{' (it computes on a CPU)' if hello['cpu'] else ''}",
+                    remedy="remove rollout_engine from cluster.offload, or use a vLLM with a sleep mode for this GPU",
+                )
             config = self.pushes.fit_heads(model_config(self.pushes.model), hello["head_sizes"])
             with tempfile.TemporaryDirectory(prefix="burnish-vllm-") as folder:
                 (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -312,7 +316,11 @@ class VllmEngine(RestingEngine):
             "version": self.version,
             "sampling": sampling_parameters(sampling, stop),
             "requests": [
-                {"prompt": list(request.prompt_tokens), "seeds": _seeds(request, seed, step), "max_tokens": limit}
+                {
+                    "prompt": list(request.prompt_tokens),
+                    "seeds": [sample_key(seed, step, request.name, i) & _SEED_MASK for i in request.sample_indices],
+                    "max_tokens": limit,
+                }
                 for request, limit in zip(requests, limits, strict=True)
             ],
         }
@@ -332,14 +340,6 @@ class VllmEngine(RestingEngine):
         prompts = sum(len(r["prompt"]) * len(r["seeds"]) for r in message["requests"])
         spent.prefilled_tokens += prompts - answer["cached_tokens"]
         return samples
-
-
-def _sleepless(hello: Message, python: str) -> ConfigError:
-    return ConfigError(
-        f"cluster.offload names rollout_engine, but vLLM {hello['vllm']} of {python} cannot sleep here"
-        f"{' (it computes on a CPU)' if hello['cpu'] else ''}",
-        remedy="remove rollout_engine from cluster.offload, or use a vLLM with a sleep mode for this GPU",
-    )
 
 
 def _whole_prompts(context_length: int, max_batch_rows: int) -> Message:
@@ -392,11 +392,6 @@ def model_config(model: PreTrainedModel) -> ConfigJson:
     """The live model's config.json, as `save_pretrained` writes it."""
     config: ConfigJson = json.loads(model.config.to_json_string())
     return config | {"architectures": [type(model).__name__]}
-
-
-def _seeds(request: RolloutRequest, seed: int, step: int) -> list[int]:
-    mask = (1 << _SEED_BITS) - 1
-    return [sample_key(seed, step, request.name, index) & mask for index in request.sample_indices]
 
 
 def _rollout(

@@ -100,7 +100,11 @@ class EngineProcess:
     ) -> int:
         """Send the weights through the shared memory: all of them, or the changes since version `base`. Returns their
         number of bytes. Raises as `ask` does."""
-        self._send_only({"kind": "push", "version": version, "base": base})
+        try:
+            self._socket.settimeout(None)
+            send_frame(self._socket, json.dumps({"kind": "push", "version": version, "base": base}).encode())
+        except EOFError as error:
+            raise WorkerLost(self._epitaph()) from error
         total, waiting = 0, 0
         chunk: list[tuple[str, Tensor]] = []
         for name, tensor in weights:
@@ -147,13 +151,6 @@ class EngineProcess:
                 entries.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": offset})
                 offset += _aligned(tensor.nbytes)
         self.ask({"kind": "chunk", "bytes": size, "tensors": entries}, seconds=seconds)
-
-    def _send_only(self, message: Message) -> None:
-        try:
-            self._socket.settimeout(None)
-            send_frame(self._socket, json.dumps(message).encode())
-        except EOFError as error:
-            raise WorkerLost(self._epitaph()) from error
 
     def _epitaph(self) -> str:
         """Describe how the worker ended. It has closed its end of the socket, so it should be ending."""

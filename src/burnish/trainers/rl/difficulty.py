@@ -42,9 +42,6 @@ class Seen:
     def share(self) -> float:
         return self.solved.count("1") / len(self.solved)
 
-    def with_newer(self, solved: str, step: int, window: int) -> Seen:
-        return Seen((self.solved + solved)[-window:], step)
-
 
 class PassRates:
     """Pass rates of the prompts in the domains that filter by difficulty."""
@@ -95,7 +92,8 @@ class PassRates:
         self._ahead = self._ahead[len(trained) :]
 
     def _add(self, known: dict[Key, Seen], step: int, key: Key, solved: str) -> None:
-        known[key] = known.get(key, Seen("", 0)).with_newer(solved, step, self.windows[key[0]])
+        earlier = known[key].solved if key in known else ""
+        known[key] = Seen((earlier + solved)[-self.windows[key[0]] :], step)
 
 
 @dataclass(frozen=True, slots=True)
