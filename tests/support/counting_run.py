@@ -18,7 +18,7 @@ from burnish.models.loading import load_model
 from burnish.models.roles import Policy
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.chaining import measured
-from burnish.trainers.learning_cluster import train_on_data
+from burnish.trainers.cluster import train_on_data
 from burnish.trainers.outer_loop import Training, beginning
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl.objective import LikelihoodObjective

@@ -1,4 +1,4 @@
-"""A run of `burnish rl` on several processes: which ones are started, and which of them call which.
+"""A run on several processes: which ones are started, and which of them call which.
 
 The command's own process is the controller: it holds the loop, the data, the rewards and the run's folder. The others
 (trainers, models with their own process, rollout workers) are processes of this machine or actors of a Ray
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -35,7 +36,8 @@ from burnish.forward.lanes import Lanes
 from burnish.forward.team import Slices
 from burnish.models.critic import SeparateCritic
 from burnish.models.distillation import Teachers
-from burnish.models.loading import LoadedModel
+from burnish.models.loading import LoadedModel, load_outline
+from burnish.models.loading_bars import hide_loading_bars
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
 from burnish.models.reward_learner import RewardLearner
@@ -43,16 +45,20 @@ from burnish.observability.console import say
 from burnish.observability.timeline import WorkingProcess
 from burnish.outside.plugins import is_outside
 from burnish.trainers.interrupt import present_watch, watching
-from burnish.trainers.outer_loop import train_to_end
+from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, train_to_end
 from burnish.trainers.placement import check_placement, placed, threads_of
 from burnish.trainers.result import RunResult
 from burnish.trainers.rl.setup.objective import ObjectiveElsewhere
 from burnish.trainers.rl.setup.opened_models import Players, open_players
 from burnish.trainers.rl.setup.parts import open_rl_run
-from burnish.trainers.rl.setup.remote_roles import engine_role, own_role, reward_role, trained_roles
+from burnish.trainers.rl.setup.remote_roles import Ways, engine_role, own_role, reward_role, trained_roles
 from burnish.trainers.rl.setup.roles import ALONE, Beside, Roles, build_roles
-from burnish.trainers.run_folder import record_paths, recorded_ways
+from burnish.trainers.run_folder import record_paths, recorded_paths, recorded_ways
 
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+LearnerT = TypeVar("LearnerT")
+OpenRun = Callable[..., AbstractContextManager[Training]]
+"""(configuration, console, accept_changes, open_learner) to a run that is closed with the block."""
 CUT = (LocalPolicy, FrozenReference, Teachers, SeparateCritic, RewardLearner)
 """Roles that keep slices of their weights with `cluster.sharding: full`."""
 OpenRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
@@ -391,3 +397,71 @@ def own_processes(
         if roles:
             beside = Beside(tuple(roles), stack.enter_context(ThreadPoolExecutor(len(roles))))
         yield OwnProcesses(roles, judges, beside)
+
+
+def train_on_data(
+    config: ConfigT,
+    open_run: OpenRun,
+    open_here: OpenLearner[ConfigT, LearnerT],
+    handle: Callable[[ProcessRole], LearnerT],
+    *,
+    console: Console,
+    accept_changes: bool,
+) -> RunResult:
+    """Train one model with as many trainers as the run file asks for. open_run: opens the run with a learner, which
+    `open_here` opens in this process, or in each trainer behind a `handle`.
+
+    Lost trainers are restarted as in `burnish.trainers.cluster.train_rl`.
+    """
+    with shared_work(config, console) as site:
+        elsewhere = partial(_open_elsewhere, site, open_here, handle)
+        opened = elsewhere if config.cluster.uses_processes else open_here
+        run = partial(open_run, config, console, accept_changes=accept_changes, open_learner=opened)
+        return with_restarts(lambda: train_to_end(run(), console), config, console)
+
+
+@contextmanager
+def _open_elsewhere(
+    site: Site,
+    open_here: OpenLearner[ConfigT, LearnerT],
+    handle: Callable[[ProcessRole], LearnerT],
+    config: ConfigT,
+    paths: FastPaths,
+    console: Console,
+    lanes: Lanes,
+) -> Iterator[OpenedModel[LearnerT]]:
+    """`OpenLearner` with the model in trainers, which have the `lanes`. They start when the learner is requested, so
+    that unreadable data costs no start."""
+    team: list[Peer] = []
+    with ExitStack() as stack:
+
+        def learner(total_steps: int) -> LearnerT:
+            roles = partial(learner_role, open_here, total_steps)
+            crew = crew_of(config, console, trainers=config.cluster.trainers)
+            launcher = stack.enter_context(site.reserved(crew))
+            crew.say(f"starting {crew.in_words()}")
+            opened = open_team(config, crew, roles, launcher, PathsInTurn(crew, console))
+            team.extend(stack.enter_context(opened).values())
+            paths.follow(team[0].role("ways", seconds=config.cluster.stall_seconds).ask("record"))
+            cuts = config.cluster.sharding == "full"
+            return handle(TeamRole(team[0], "learner", config.cluster.stall_seconds, tuple(team[1:]), cuts))
+
+        outline = load_outline(config.model, head=config.head, plain=config.debug.plain)
+        yield OpenedModel(outline, learner, lambda: team)
+
+
+@contextmanager
+def learner_role(
+    open_here: OpenLearner[ConfigT, LearnerT],
+    total_steps: int,
+    config: ConfigT,
+    chosen: FastPaths | None,
+    lanes: Lanes,
+) -> Iterator[dict[str, object]]:
+    """The roles `learner` and `ways`, in the process of a trainer. `chosen`: by another trainer; None takes the fast
+    paths that the run has recorded, and chooses the rest."""
+    hide_loading_bars()
+    paths = recorded_paths(Path(config.output)) if chosen is None else chosen
+    with open_here(config, paths, Console(quiet=True), lanes) as opened:
+        learner = opened.learner(total_steps)
+        yield {"learner": learner, "ways": Ways.of(config, paths, opened.loaded)}

@@ -222,7 +222,7 @@ def train_distill(config: DistillConfig, *, console: Console, accept_changes: bo
     """Distill, and return where the run and its last checkpoint are. `accept_changes`: continue even if files or
     versions that the run depends on have changed."""
     from burnish.distributed.handles import RemoteStudent
-    from burnish.trainers.learning_cluster import train_on_data  # which no plan needs
+    from burnish.trainers.cluster import train_on_data  # which no plan needs
 
     keep_teacher(config, console, "train", *(["eval"] if config.data.eval and config.evaluation.happens else []))
     return train_on_data(

@@ -171,7 +171,7 @@ def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = Fal
     """Fine-tune, and return where the run and its last checkpoint are. `accept_changes`: continue even if files or
     versions that the run depends on have changed."""
     from burnish.distributed.handles import RemotePolicy
-    from burnish.trainers.learning_cluster import train_on_data  # which no plan needs
+    from burnish.trainers.cluster import train_on_data  # which no plan needs
 
     return train_on_data(config, open_sft_run, open_tuned, RemotePolicy, console=console, accept_changes=accept_changes)
 

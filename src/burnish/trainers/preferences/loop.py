@@ -110,7 +110,7 @@ def train_preferences(config: PreferConfig, *, console: Console, accept_changes:
     everything that a user can fix.
     """
     from burnish.distributed.handles import RemotePolicy
-    from burnish.trainers.learning_cluster import train_on_data  # which no plan needs
+    from burnish.trainers.cluster import train_on_data  # which no plan needs
 
     return train_on_data(
         config, open_prefer_run, open_policy, RemotePolicy, console=console, accept_changes=accept_changes

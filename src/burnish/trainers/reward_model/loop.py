@@ -200,7 +200,7 @@ def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bo
     everything that a user can fix.
     """
     from burnish.distributed.handles import RemoteRewardLearner
-    from burnish.trainers.learning_cluster import train_on_data  # which no plan needs
+    from burnish.trainers.cluster import train_on_data  # which no plan needs
 
     return train_on_data(
         config, open_rm_run, open_reward, RemoteRewardLearner, console=console, accept_changes=accept_changes
