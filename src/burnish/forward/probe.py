@@ -6,7 +6,7 @@ model that drops the keyword argument of its attention function would see all ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -104,7 +104,7 @@ def _finished(results: Result, device: torch.device) -> Result:
 
 def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) -> bool:
     """Let layers of a model that takes packed rows use kernels in C if states and gradients stay the same; False if
-    not, with a note in `notes` if the trial itself failed. Rows are longer here than the blocks of the kernels.
+    not, with a note in `notes`. Rows are longer here than the blocks of the kernels.
 
     Raises KernelError if the kernels cannot be built.
     """
@@ -113,20 +113,35 @@ def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) ->
     if not (packs_rows(model) and has_known_layers(model)):
         return False
     batch = _rows(model, prompt_lengths=(20, 3), response_lengths=(37, 18, 1, 33, 2))
+    return _stay_the_same(model, set_layer_kernels, [batch], [] if notes is None else notes)
+
+
+def _stay_the_same(
+    model: PreTrainedModel, change: Callable[[PreTrainedModel], None], batches: Sequence[Batch], notes: list[str]
+) -> bool:
+    """Return whether states and gradients stay the same once `change` has been made to the layers, and nothing needs
+    them compiled again and again. If not, their own passes are restored, and `notes` says why."""
     accepted = False
     try:
         with telling_layers(model):
-            own_states, own_gradient = _states_and_gradient(model, batch)
-        set_layer_kernels(model)
+            own = [_states_and_gradient(model, batch) for batch in batches]
+        change(model)
+        times = _times_again(model, batches) if change is set_compiled_layers else 0
         with telling_layers(model):
-            states, gradient = _states_and_gradient(model, batch)
-        accepted = is_near(states, own_states) and is_near(gradient, own_gradient, times=OF_GRADIENTS)
+            found = [_states_and_gradient(model, batch) for batch in batches]
+        agree = all(
+            is_near(states, own_states) and is_near(gradient, own_gradient, times=OF_GRADIENTS)
+            for (states, gradient), (own_states, own_gradient) in zip(found, own, strict=True)
+        )
+        accepted = agree and times <= RECOMPILATIONS
+        if not agree:
+            notes.append("their numbers differ from those of the model's own layers")
+        elif not accepted:
+            notes.append(f"they would be compiled again {times} times, more than {RECOMPILATIONS}")
     except KernelError:
         raise
-    except Exception as error:  # noqa: BLE001 boundary: layers with another structure may raise anything
-        if notes is not None:
-            notes.append(failure(error))
-        return False
+    except Exception as error:  # noqa: BLE001 boundary: other structures and compilers with bugs may raise anything
+        notes.append(failure(error))
     finally:
         if not accepted:
             own_layers(model)
@@ -154,30 +169,7 @@ def compile_faster_layers(model: PreTrainedModel, paths: FastPaths) -> str | Non
 def use_compiled_layers(model: PreTrainedModel, notes: list[str]) -> bool:
     """Let the layers of a `may_compile` model be compiled if states and gradients stay the same and nothing needs them
     compiled again and again; False if not, with a note."""
-    batches = [_rows(model, *lengths) for lengths in _LENGTHS]
-    accepted = False
-    try:
-        with telling_layers(model):
-            own = [_states_and_gradient(model, batch) for batch in batches]
-        set_compiled_layers(model)
-        times = _times_again(model, batches)
-        with telling_layers(model):
-            found = [_states_and_gradient(model, batch) for batch in batches]
-        agree = all(
-            is_near(states, own_states) and is_near(gradient, own_gradient, times=OF_GRADIENTS)
-            for (states, gradient), (own_states, own_gradient) in zip(found, own, strict=True)
-        )
-        accepted = agree and times <= RECOMPILATIONS
-        if not agree:
-            notes.append("their numbers differ from those of the model's own layers")
-        elif not accepted:
-            notes.append(f"they would be compiled again {times} times, more than {RECOMPILATIONS}")
-    except Exception as error:  # noqa: BLE001 boundary: a compiler that is missing or has a bug may raise anything
-        notes.append(failure(error))
-    finally:
-        if not accepted:
-            own_layers(model)
-    return accepted
+    return _stay_the_same(model, set_compiled_layers, [_rows(model, *lengths) for lengths in _LENGTHS], notes)
 
 
 def _times_again(model: PreTrainedModel, batches: Sequence[Batch]) -> int:

@@ -241,7 +241,7 @@ def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, 
             if use_layer_kernels(model, tried):
                 keep_faster_layers(model, paths, required=config.kernels == "required")
             elif packs_rows(model):
-                reason = tried[0] if tried else "their numbers differ from those of the model's own layers"
+                reason = tried[0]
     except KernelError as error:
         reason, remedy = error.message, error.remedy
     if config.kernels == "required" and not uses_layer_kernels(model):
