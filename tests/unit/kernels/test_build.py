@@ -61,31 +61,20 @@ def test_what_the_name_does_not_say_is_built_apart(
 
 @pytest.mark.slow
 @pytest.mark.compiler
-def test_a_broken_file_is_built_anew(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build.load_library("decode.c", torch.float32)
-    (whole,) = cache.iterdir()
-    other = tmp_path / "other" / "burnish" / "kernels"  # a path that is loaded stays loaded, whatever stands there
-    other.mkdir(parents=True)
-    (other / whole.name).write_bytes(whole.read_bytes()[:100])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    build.load_library("decode.c", torch.float32)
-    assert (other / whole.name).stat().st_size == whole.stat().st_size
-
-
-@pytest.mark.slow
-@pytest.mark.compiler
+@pytest.mark.parametrize("part", ["its beginning", "half"])
 def test_a_library_that_was_cut_short_is_built_anew(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     """Its first half has everything that the loader checks; without a check of our own, loading ends the process."""
     build.load_library("decode.c", torch.float32)
     (whole,) = cache.iterdir()
-    other = tmp_path / "other" / "burnish" / "kernels"
+    other = tmp_path / "other" / "burnish" / "kernels"  # a path that is loaded stays loaded, whatever stands there
     other.mkdir(parents=True)
-    (other / whole.name).write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    size = whole.stat().st_size
+    (other / whole.name).write_bytes(whole.read_bytes()[: 100 if part == "its beginning" else size // 2])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     build.load_library("decode.c", torch.float32)
-    assert (other / whole.name).stat().st_size == whole.stat().st_size
+    assert (other / whole.name).stat().st_size == size
 
 
 @pytest.mark.slow
@@ -124,18 +113,10 @@ def test_what_belongs_to_somebody_else_is_not_used(cache: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.compiler
-def test_a_folder_above_that_others_may_write_is_not_trusted(cache: Path) -> None:
+@pytest.mark.parametrize(("above", "mode"), [(False, 0o777), (True, 0o770)])
+def test_a_folder_that_others_may_write_is_not_trusted(cache: Path, above: bool, mode: int) -> None:
     cache.mkdir(parents=True, mode=0o700)
-    cache.parent.chmod(0o770)
-    build.load_library("decode.c", torch.float32)
-    assert not list(cache.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.compiler
-def test_a_folder_that_others_may_write_is_not_trusted(cache: Path) -> None:
-    cache.mkdir(parents=True)
-    cache.chmod(0o777)
+    (cache.parent if above else cache).chmod(mode)
     build.load_library("decode.c", torch.float32)
     assert not list(cache.iterdir())
 
