@@ -65,6 +65,21 @@ def write_pairs(path: Path, count: int, seed: int, *, weighted: bool = False) ->
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def preference_run(model: Path, folder: Path, pairs: int, *, weighted: bool = False) -> dict[str, Any]:
+    """The settings that `burnish rm` and `burnish prefer` share, of a run over `write_pairs` in this folder."""
+    write_pairs(folder / "train.jsonl", pairs, seed=0, weighted=weighted)
+    write_pairs(folder / "eval.jsonl", 64, seed=1, weighted=weighted)
+    return {
+        "output": str(folder / "run"),
+        "model": {"path": str(model), "device": "cpu"},
+        "data": {"train": str(folder / "train.jsonl"), "eval": str(folder / "eval.jsonl")},
+        "max_tokens": 24,
+        "evaluation": {"every_steps": 3},
+        "checkpoint": {"every_steps": 2},
+        "logging": {"sinks": []},
+    }
+
+
 @contextmanager
 def ctrl_c_in_step(number: int) -> Iterator[None]:
     """The run gets it before it writes the row of this step."""

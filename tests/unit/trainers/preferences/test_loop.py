@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from runs import untimed_rows, write_pairs
+from runs import preference_run, untimed_rows
 from safetensors.torch import load_file
 
 from burnish.config.loading import load_run_data
@@ -45,20 +45,8 @@ def model(save_tiny_llama: Callable[..., Path]) -> Path:
 @pytest.fixture
 def prefer_run(model: Path, tmp_path: Path) -> Callable[..., PreferConfig]:
     def build(*overrides: str, pairs: int = 96, **fields: Any) -> PreferConfig:
-        write_pairs(tmp_path / "train.jsonl", pairs, seed=0, weighted=True)
-        write_pairs(tmp_path / "eval.jsonl", 64, seed=1, weighted=True)
-        data = {
-            "output": str(tmp_path / "run"),
-            "model": {"path": str(model), "device": "cpu"},
-            "data": {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
-            "losses": "sigmoid",
-            "max_tokens": 24,
-            "optimization": {"learning_rate": 3e-3, "comparisons_per_batch": 16},
-            "evaluation": {"every_steps": 3},
-            "checkpoint": {"every_steps": 2},
-            "logging": {"sinks": []},
-            **fields,
-        }
+        own = {"losses": "sigmoid", "optimization": {"learning_rate": 3e-3, "comparisons_per_batch": 16}, **fields}
+        data = preference_run(model, tmp_path, pairs, weighted=True) | own
         return load_run_data(data, list(overrides), "prefer").config
 
     return build

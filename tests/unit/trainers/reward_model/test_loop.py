@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import untimed_rows, write_pairs
+from runs import preference_run, untimed_rows
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
@@ -38,19 +38,8 @@ def model(save_tiny_llama: Callable[..., Path]) -> Path:
 @pytest.fixture
 def rm_run(model: Path, tmp_path: Path) -> Callable[..., RmConfig]:
     def build(*overrides: str, pairs: int = 96, **fields: Any) -> RmConfig:
-        write_pairs(tmp_path / "train.jsonl", pairs, seed=0)
-        write_pairs(tmp_path / "eval.jsonl", 64, seed=1)
-        data = {
-            "output": str(tmp_path / "run"),
-            "model": {"path": str(model), "device": "cpu"},
-            "data": {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
-            "max_tokens": 24,
-            "optimization": {"learning_rate": 1e-2, "comparisons_per_batch": 16},
-            "evaluation": {"every_steps": 3},
-            "checkpoint": {"every_steps": 2},
-            "logging": {"sinks": []},
-            **fields,
-        }
+        own = {"optimization": {"learning_rate": 1e-2, "comparisons_per_batch": 16}, **fields}
+        data = preference_run(model, tmp_path, pairs) | own
         return load_run_data(data, list(overrides), "rm").config
 
     return build
