@@ -83,7 +83,8 @@ class HeadCritic(LearnerByParts[ValueObjective]):
     def save_weights(self, folder: Path) -> None:
         """Write the head, in the first process of a team. The policy writes a backbone that it shares."""
         shared = self._shared
-        state = None if shared is None else shared.collected(shared.whole_ones(self.head))
+        own = self.head.named_parameters()
+        state = None if shared is None else shared.collected((name, shared.whole(part)) for name, part in own)
         if self._lanes.keeps_state:
             self.head.save(folder, state)
 

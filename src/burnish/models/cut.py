@@ -78,10 +78,6 @@ class CutModel:
             self.model, {name: value for name, value in state.items() if name not in tied}, self.whole
         )
 
-    def whole_ones(self, head: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """The same of a head."""
-        return ((name, self.whole(parameter)) for name, parameter in head.named_parameters())
-
     def collected(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """The tensors in the host's memory of the first process; nothing in the others, which make them with it."""
         return {name: tensor.cpu() for name, tensor in tensors if self.lanes.keeps_state}
