@@ -7,10 +7,10 @@ response position is (B, T) and aligned with `response_tokens`. Fields that a ru
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Key = TypeVar("Key", bound=Hashable)
 Text = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and a response to it."""
 
@@ -36,12 +37,12 @@ def upload(values: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=device.type != "mps")
 
 
-def rows_by_number(numbers: Iterable[int]) -> list[list[int]]:
-    """Row numbers of each distinct number, in the order in which the numbers first appear."""
-    rows: dict[int, list[int]] = {}
-    for row, number in enumerate(numbers):
-        rows.setdefault(number, []).append(row)
-    return list(rows.values())
+def rows_by(keys: Iterable[Key]) -> dict[Key, list[int]]:
+    """Row numbers of each distinct key, in the order in which the keys first appear."""
+    rows: dict[Key, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows.setdefault(key, []).append(row)
+    return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +64,7 @@ class HostRows:
 
     def groups(self) -> list[list[int]]:
         """Row numbers of each distinct prompt, in the order in which the prompts first appear."""
-        return rows_by_number(self.prompts.tolist())
+        return list(rows_by(self.prompts.tolist()).values())
 
     def check_prompts(self) -> None:
         """Raise ValueError for an empty prompt: nothing would predict its first response token."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.forward.attention import WAYS, packing_way, packs_rows
-from burnish.forward.batch import Batch, Bools, Ints, TokenScores, rows_by_number, upload
+from burnish.forward.batch import Batch, Bools, Ints, TokenScores, rows_by, upload
 from burnish.forward.divergences import Compared, HeadInput
 from burnish.forward.few_layers import telling_layers
 from burnish.forward.gathering import embedding_gradient_in_place, gather_rows
@@ -197,7 +197,7 @@ class TrunkRunner:
     ) -> Iterator[tuple[list[int], Batch]]:
         prompts, responses = batch.host.prompt_lengths, batch.host.response_lengths
         once, rest = (prompts, responses) if self.packs else (np.zeros_like(prompts), prompts + responses)
-        pairs = rows_by_number(pairs_B.tolist())
+        pairs = list(rows_by(pairs_B.tolist()).values())
         for rows in self._by_groups(once.tolist(), rest.tolist(), pairs, tokens_per_microbatch, whole=True):
             yield rows, batch.select(rows)
 

@@ -14,6 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from burnish.forward.batch import rows_by
 from burnish.kernels.decoding import BLOCK, DecodeStep, rounded_up
 from burnish.rollouts.local.cache import PrefilledPrompts
 
@@ -170,14 +171,11 @@ class KernelCache:
 
     def _regroup(self) -> None:
         """Update everything that depends on which rows are in use."""
-        rows_of: dict[int, list[int]] = {}
-        for row, entry in enumerate(self._rows):
-            rows_of.setdefault(id(entry.prompt), []).append(row)
         # Rows per tile: each brings all query heads that share a key head, and a tile holds about _QUERIES queries.
         size = max(1, _QUERIES * self._shape.key_heads // self._shape.heads)
         order: list[int] = []
         tiles: list[tuple[int, int]] = []
-        for rows in rows_of.values():
+        for rows in rows_by(id(entry.prompt) for entry in self._rows).values():
             tiles += [(len(order) + i, min(size, len(rows) - i)) for i in range(0, len(rows), size)]
             order += rows
         self._arrange(tiles, order)

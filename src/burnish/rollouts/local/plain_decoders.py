@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from burnish.forward.batch import rows_by
 from burnish.forward.row_rules import plain_inputs, quiet_outputs, row_rules
 
 if TYPE_CHECKING:
@@ -79,9 +80,7 @@ class EqualLengthDecoder(TextDecoder):
         self._rows += [(cohorts[length], number) for length, number in places]
 
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        members: dict[int, list[int]] = {}
-        for row, (cohort, _) in enumerate(self._rows):
-            members.setdefault(id(cohort), []).append(row)
+        members = rows_by(id(cohort) for cohort, _ in self._rows)
         parts = []
         for rows in members.values():
             cohort, numbers = self._rows[rows[0]][0], [self._rows[row][1] for row in rows]
@@ -123,9 +122,7 @@ class WholeTextDecoder(TextDecoder):
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         for text, token in zip(self._rows, tokens_R.tolist(), strict=True):
             text.append(token)
-        groups: dict[tuple[int, int], list[int]] = {}
-        for row, text in enumerate(self._rows):
-            groups.setdefault((len(text), 0 if self._together else row), []).append(row)
+        groups = rows_by((len(text), 0 if self._together else row) for row, text in enumerate(self._rows))
         parts = []
         for rows in groups.values():
             texts = torch.tensor([self._rows[row] for row in rows], device=tokens_R.device)

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from burnish.errors import RolloutError
 from burnish.forward.attention import packing_way
+from burnish.forward.batch import rows_by
 from burnish.forward.row_rules import quiet_outputs
 from burnish.machine.matmul_precision import rounded_up, rounds_up
 from burnish.rollouts.local.cache import Columns, Masks, PrefilledPrompts, RowCache, as_argument
@@ -79,9 +80,7 @@ class Prefiller:
 
     def prefill(self, prompts: Sequence[Tokens], *, keep: Tokens | None) -> Iterator[PrefilledRows]:
         """Yield caches for rows with these prompts. The cache of `keep`, if among them, is kept for the next call."""
-        rows_of: dict[Tokens, list[int]] = {}
-        for row, prompt in enumerate(prompts):
-            rows_of.setdefault(prompt, []).append(row)
+        rows_of = rows_by(prompts)
         short = [row for prompt, rows in rows_of.items() if len(prompt) == 1 for row in rows]
         if short:
             yield PrefilledRows(short, None, [0] * len(short))
@@ -153,10 +152,8 @@ class RowReader:
         """Yield the rows with their new tokens read. Each text begins with the kept tokens and has at least one more.
         Results refer to memory that all rows of a pass share: copy them to keep them."""
         new = [len(text) - 1 - len(row.text) for row, text in zip(kept, texts, strict=True)]
-        alike: dict[tuple[bool, bool], list[int]] = {}  # decoders take rows with and without a prompt separately
-        for i, row in enumerate(kept):
-            alike.setdefault((row.shared is None, new[i] == 0), []).append(i)
-        for rows in alike.values():
+        # Decoders take rows with and without a prompt separately.
+        for rows in rows_by((row.shared is None, count == 0) for row, count in zip(kept, new, strict=True)).values():
             rows.sort(key=lambda i: new[i], reverse=True)
             for chunk in in_passes(rows, partial(self._fits, [len(text) for text in texts], new)):
                 yield self._read(chunk, [kept[i] for i in chunk], [texts[i] for i in chunk])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from burnish.forward.batch import rows_by
 from burnish.forward.merged_attention import join
 from burnish.forward.row_rules import quiet_outputs
 from burnish.machine.matmul_precision import usual_float32
@@ -253,9 +254,7 @@ class SharedRows(Cache):
         """Lay the rows out by prompt: rows of a prompt next to each other; for `fused`, equally many places for
         each."""
         prompt_of = [row.prompt.number for row in self._rows] + [0] * (slots - len(self._rows))
-        members: dict[int, list[int]] = {}
-        for slot, number in enumerate(prompt_of):
-            members.setdefault(number, []).append(slot)
+        members = rows_by(prompt_of)
         prompts, rows = power_of_two(max(members) + 1), 0
         if self._kernel is not flash:
             rows = power_of_two(max((len(some) for number, some in members.items() if number), default=1))
