@@ -100,9 +100,7 @@ class Lanes:
     ) -> list[Result]:
         with telling(team) as outcome:
             outcome.own = {index: work(parts[index]) for index in self.indices(costs)}
-        results: dict[int, Result] = {}
-        for given in outcome.everyones:
-            results.update(given)
+        results = {index: result for given in outcome.everyones for index, result in given.items()}
         return [results[index] for index in range(len(parts))]
 
     def indices(self, costs: Sequence[int]) -> list[int]:
@@ -227,9 +225,7 @@ class LanesInStep(Lanes):
         own = {index: work(parts[index]) for index in self.indices(costs)}
         for part in self.fillers(parts, costs):
             work(part)  # for the others, whose passes need this process' weights
-        results: dict[int, Result] = {}
-        for given in team.exchange(own):
-            results.update(given)
+        results = {index: result for given in team.exchange(own) for index, result in given.items()}
         return [results[index] for index in range(len(parts))]
 
     @contextmanager

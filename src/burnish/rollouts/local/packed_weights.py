@@ -55,10 +55,8 @@ def joined_product(*linears: nn.Module, layout: Layout) -> Product:
     weight = weight.detach()
     if layout == "ordinary":
         return lambda inputs: linear(inputs, weight, bias)
-    return _with_panels(weight, bias) if layout == "panels" else _with_blocks(weight, bias)
-
-
-def _with_panels(weight: Tensor, bias: Tensor | None) -> Product:
+    if layout == "blocks":
+        return _with_blocks(weight, bias)
     kernels, outputs = product_kernels(weight.dtype), len(weight)
     panels = kernels.pack(weight)
     return lambda inputs: kernels.multiply(inputs, panels, outputs, bias)
