@@ -61,26 +61,17 @@ def test_weights_that_are_not_finite_do_not_pass(make_model: Callable[..., Any],
 
 
 @pytest.mark.compiler
-def test_adapters_are_added_in(make_model: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("quantization", [None, "int8", "nf4"])
+def test_adapters_are_added_in_or_beside_weights_in_few_bits(
+    make_model: Callable[..., Any], quantization: Quantization | None
+) -> None:
     """The adapter sits inside the model, as Burnish trains it; its present weights decode."""
-    model = make_model("llama")
+    model = make_model("llama" if quantization is None else "qwen2")
+    if quantization is not None:
+        quantize(model, quantization, torch.float32, "auto")
     config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     wrapped = peft.get_peft_model(model, config)
     assert can_decode(model)
-    assert decodes_alike(model, MAKE)
-    with wrapped.disable_adapter():
-        assert decodes_alike(model, MAKE)
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("quantization", ["int8", "nf4"])
-def test_weights_in_few_bits_decode_with_adapters_beside_them(
-    make_model: Callable[..., Any], quantization: Quantization
-) -> None:
-    model = make_model("qwen2")
-    quantize(model, quantization, torch.float32, "auto")
-    config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-    wrapped = peft.get_peft_model(model, config)
     assert decodes_alike(model, MAKE)
     with wrapped.disable_adapter():
         assert decodes_alike(model, MAKE)
