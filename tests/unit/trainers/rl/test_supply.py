@@ -109,7 +109,8 @@ def supply_of(kind: str, collector: Any, progress: Progress) -> Any:
     if kind == "inline":
         ahead = SupplyAhead if collector.config.max_staleness else Supply
         return ahead(collector, progress, weights(0))
-    return SupplyAside(collector, progress, weights(0), collector.engine)
+    aside = SupplyPartial if kind == "partial" else SupplyAside
+    return aside(collector, progress, weights(0), collector.engine)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 9])
@@ -119,6 +120,7 @@ def test_the_batch_of_a_step_has_the_weights_of_the_rule(kind: str, staleness: i
     assert collector.asked == [(s, 2 * (s - 1), max(0, s - 1 - staleness)) for s in range(1, LAST + 1)]
 
 
+@pytest.mark.parametrize("kind", ["inline", "aside", "partial"])
 def test_an_engine_with_other_weights_is_refused(kind: str) -> None:
     collector, progress = FakeCollector(lag=1, staleness=1), Progress()
     with pytest.raises(RolloutError, match="sampled with version -1 of the policy instead of version 0"):
@@ -244,10 +246,6 @@ class MixingCollector(FakeCollector):
         return dataclasses.replace(collected, groups=groups, sampled=groups)
 
 
-def partial_supply(collector: Any, progress: Progress) -> SupplyPartial:
-    return SupplyPartial(collector, progress, weights(0), collector.engine)
-
-
 def train_slowly(supply: Supply, collector: MixingCollector, progress: Progress, steps: int) -> list[Collected]:
     """Steps of a loop that publishes only once the next batch has been begun."""
     batches = []
@@ -263,7 +261,7 @@ def train_slowly(supply: Supply, collector: MixingCollector, progress: Progress,
 def test_partial_batches_go_on_with_the_newest_weights_and_say_how_old_each_token_is() -> None:
     """With one batch ahead, half of a batch's tokens lag by one step, and half by none."""
     collector, progress = MixingCollector(), Progress()
-    with partial_supply(collector, progress) as supply:
+    with supply_of("partial", collector, progress) as supply:
         batches = train_slowly(supply, collector, progress, LAST)
     names = ("rollout/staleness", "rollout/renewed_fraction")
     lags = [tuple(batch.metrics[name].result() for name in names) for batch in batches]
@@ -273,20 +271,14 @@ def test_partial_batches_go_on_with_the_newest_weights_and_say_how_old_each_toke
 @pytest.mark.slow
 def test_a_partial_batch_of_a_checkpoint_keeps_the_versions_of_its_tokens() -> None:
     collector, progress = MixingCollector(), Progress()
-    with partial_supply(collector, progress) as supply:
+    with supply_of("partial", collector, progress) as supply:
         train_slowly(supply, collector, progress, 2)
         state = supply.state_dict()
     assert list(state) == ["3"]
     later, resumed = MixingCollector(), Progress(step=2, position=4, positions={ALL: 4})
-    with partial_supply(later, resumed) as again:
+    with supply_of("partial", later, resumed) as again:
         again.load_state_dict(state)
         again.publish(weights(2), 2)
         collected = again.take(3, Stopwatch())
     assert {r.versions for group in collected.groups for r in group.rollouts} == {((0, 1), (2, 2))}
     assert collected.metrics["rollout/staleness"].result() == 0.5
-
-
-def test_a_partial_batch_of_unknown_weights_is_refused() -> None:
-    collector, progress = FakeCollector(lag=1, staleness=1), Progress()
-    with pytest.raises(RolloutError, match="sampled with version -1 of the policy instead of version 0"):
-        train(partial_supply(collector, progress), progress)
