@@ -10,12 +10,7 @@ from burnish.types import Metric, Reduction
 
 
 def clipped_value(
-    values_BT: Tensor,
-    old_values_BT: Tensor,
-    returns_BT: Tensor,
-    *,
-    clip: float | None,
-    mask_BT: Tensor | None = None,
+    values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, *, clip: float | None, mask_BT: Tensor | None = None
 ) -> Tensor:
     """1/2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) per token `[B, T]` (https://arxiv.org/abs/1707.06347).
 

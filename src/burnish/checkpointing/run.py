@@ -85,17 +85,7 @@ _SOLVED = ("success", "success_score")
 
 _CONFIG_REMEDY = "restore the run's own file, start over with --fresh, or name the folder of a run"
 
-_PACKAGES = (
-    "torch",
-    "transformers",
-    "safetensors",
-    "numpy",
-    "pydantic",
-    "datasets",
-    "mpmath",
-    "peft",
-    "tensorboard",
-)
+_PACKAGES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "datasets", "mpmath", "peft", "tensorboard")
 
 
 @dataclass(frozen=True, slots=True)

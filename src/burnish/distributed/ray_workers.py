@@ -24,12 +24,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 from torch import Tensor
 
@@ -148,9 +143,7 @@ class RayProcess(Peer):
     def _connect(self, deadline: float) -> None:
         token = secrets.token_bytes(32)
         self.address, self.pid = self._answer(
-            self._actor.open.remote(ray.util.get_node_ip_address()),
-            what="start",
-            seconds=deadline - time.monotonic(),
+            self._actor.open.remote(ray.util.get_node_ip_address()), what="start", seconds=deadline - time.monotonic()
         )
         try:
             lines = connect(self.address, token, seconds=_REACH_SECONDS)

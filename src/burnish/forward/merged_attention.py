@@ -123,12 +123,7 @@ class _Context(FunctionCtx):
 class _MergedAttention(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: _Context,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        layout: MergedAttention,
-        scaling: float | None,
+        ctx: _Context, query: Tensor, key: Tensor, value: Tensor, layout: MergedAttention, scaling: float | None
     ) -> Tensor:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         sums_SH = output.new_empty(output.shape[:2], dtype=reduction_dtype(query))

@@ -28,11 +28,7 @@ from burnish.forward.logprobs import (
     likeliest_tokens,
     plain_token_scores,
 )
-from burnish.forward.microbatches import (
-    FULL_SPEED_TOKENS,
-    microbatches_by_groups,
-    microbatches_by_tokens,
-)
+from burnish.forward.microbatches import FULL_SPEED_TOKENS, microbatches_by_groups, microbatches_by_tokens
 from burnish.forward.packing import Packing
 from burnish.forward.router_loss import RouterLoss
 from burnish.forward.row_rules import RowRules, padded_inputs, plain_inputs, row_rules, takes

@@ -161,12 +161,7 @@ class _Context(FunctionCtx):
 class _VarlenAttention(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: _Context,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        layout: VarlenAttention,
-        scaling: float | None,
+        ctx: _Context, query: Tensor, key: Tensor, value: Tensor, layout: VarlenAttention, scaling: float | None
     ) -> Tensor:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         output, sums_HS = varlen_forward(query, key, value, layout.itself, scaling)

@@ -22,11 +22,7 @@ _CHUNK = 512
 class _Quantized(ctypes.Structure):
     """`struct quantized`."""
 
-    _fields_ = (
-        *((name, COUNT) for name in ("outputs", "inputs", "bits")),
-        ("codes", ADDRESS),
-        ("scales", ADDRESS),
-    )
+    _fields_ = (*((name, COUNT) for name in ("outputs", "inputs", "bits")), ("codes", ADDRESS), ("scales", ADDRESS))
 
 
 class QuantizedKernels(Kernels):

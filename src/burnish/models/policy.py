@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 
 POLICY = Owner(
-    "policy",
-    "policy",
-    "lower optimization.learning_rate, check rewards and advantages for outliers, or use float32",
+    "policy", "policy", "lower optimization.learning_rate, check rewards and advantages for outliers, or use float32"
 )
 
 

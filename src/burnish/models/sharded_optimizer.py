@@ -41,11 +41,7 @@ class ShardedOptimizer(WeightOptimizer):
     """
 
     def __init__(
-        self,
-        parameters: Sequence[tuple[str, nn.Parameter]],
-        settings: OptimizerSettings,
-        lanes: Lanes,
-        slices: Slices,
+        self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings, lanes: Lanes, slices: Slices
     ) -> None:
         self._slices = slices
         super().__init__(parameters, settings, lanes)

@@ -80,9 +80,7 @@ def open_model(options: JudgeOptions, paths: FastPaths | None = None) -> LocalMo
     _check_template(options, loaded.tokenizer)
     engine = engine_of(loaded, max_batch_rows=MAX_BATCH_ROWS)
     sampling = Sampling(
-        max_response_tokens=options.max_tokens,
-        temperature=options.temperature or 1.0,
-        greedy=options.temperature == 0,
+        max_response_tokens=options.max_tokens, temperature=options.temperature or 1.0, greedy=options.temperature == 0
     )
     special = frozenset(str(token) for token in loaded.tokenizer.all_special_tokens)
     return LocalModel(

@@ -24,12 +24,7 @@ def engine_of(loaded: LoadedModel, *, max_batch_rows: int, context_length: int |
 
 
 def build_engine(
-    rollout: RolloutConfig,
-    loaded: LoadedModel,
-    *,
-    context_length: int,
-    rests: bool = False,
-    folder: Path = Path(),
+    rollout: RolloutConfig, loaded: LoadedModel, *, context_length: int, rests: bool = False, folder: Path = Path()
 ) -> RolloutEngine:
     """The engine that `rollout.engine` names: `local`, `vllm`, or a user's class, which takes the arguments of
     `LocalEngine` that have no defaults, and `rollout.engine_options`.

@@ -452,11 +452,7 @@ def _open_elsewhere(
 
 @contextmanager
 def learner_role(
-    open_here: OpenLearner[ConfigT, LearnerT],
-    total_steps: int,
-    config: ConfigT,
-    chosen: FastPaths | None,
-    lanes: Lanes,
+    open_here: OpenLearner[ConfigT, LearnerT], total_steps: int, config: ConfigT, chosen: FastPaths | None, lanes: Lanes
 ) -> Iterator[dict[str, object]]:
     """The roles `learner` and `ways`, in the process of a trainer. `chosen`: by another trainer; None takes the fast
     paths that the run has recorded, and chooses the rest."""

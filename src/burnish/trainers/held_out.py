@@ -37,12 +37,7 @@ from burnish.trainers.reward_model.loop import (
     load_set,
     scored_comparisons,
 )
-from burnish.trainers.reward_model.preference_metrics import (
-    LengthRule,
-    ScoredComparison,
-    accuracy,
-    describe,
-)
+from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, accuracy, describe
 from burnish.trainers.reward_model.preference_metrics import histogram as score_histogram
 from burnish.trainers.run_folder import recorded_paths
 from burnish.trainers.sft import held_out_loss, heldout_examples, load_examples

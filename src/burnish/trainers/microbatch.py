@@ -15,13 +15,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
 from burnish.models.loading import LoadedModel
-from burnish.planning.microbatch import (
-    FEWEST,
-    bytes_beside_passes,
-    microbatch_of,
-    usable_share,
-    with_microbatch,
-)
+from burnish.planning.microbatch import FEWEST, bytes_beside_passes, microbatch_of, usable_share, with_microbatch
 from burnish.planning.processes import ConfigT
 from burnish.trainers.placement import model_facts, reward_facts, this_machine
 

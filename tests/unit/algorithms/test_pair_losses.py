@@ -188,12 +188,7 @@ def test_a_loss_of_the_users_own(tmp_path: Path) -> None:
         "def single(logprobs_B): ...\n"
     )
     row = resolve_pair_loss(f"{file}:margin")
-    assert (row.summary, row.options, row.needs_reference, row.order) == (
-        "Plain margin.",
-        {"beta": 1.0},
-        True,
-        None,
-    )
+    assert (row.summary, row.options, row.needs_reference, row.order) == ("Plain margin.", {"beta": 1.0}, True, None)
     with pytest.raises(ConfigError, match=r"takes \(logprobs_B\)"):
         resolve_pair_loss(f"{file}:single")
     with pytest.raises(ConfigError, match="did you mean 'simpo'"):

@@ -11,12 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from burnish.checkpointing.comparing import (
-    FirstDifference,
-    common_steps,
-    different_settings,
-    first_difference,
-)
+from burnish.checkpointing.comparing import FirstDifference, common_steps, different_settings, first_difference
 from burnish.checkpointing.store import CheckpointStore
 from burnish.cli import main
 from burnish.errors import DataError

@@ -66,8 +66,7 @@ def test_a_group_above_the_budget_is_split_and_pays_its_prompt_again() -> None:
 
 @pytest.mark.slow
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=20),
-    budget=st.integers(1, 80),
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=20), budget=st.integers(1, 80)
 )
 def test_every_row_is_in_one_group_micro_batch_within_the_budget(rows: list[tuple[int, int]], budget: int) -> None:
     prompts, lengths = [3 + 4 * number for number, _ in rows], [length for _, length in rows]

@@ -104,8 +104,7 @@ def test_micro_batches_count_by_their_trained_tokens(mixtral: Path, batch: Batch
 def test_padding_and_packing_change_nothing(mixtral: Path, batch: Batch, monkeypatch: Any) -> None:
     """Padding counts nothing, and a prompt that rows share in a packed row as often as they are."""
     shared = batch.replace(
-        prompt_tokens=batch.prompt_tokens[[0, 0, 0, 3, 3, 5, 6]],
-        prompt_lengths=torch.tensor([6, 6, 6, 2, 2, 4, 1]),
+        prompt_tokens=batch.prompt_tokens[[0, 0, 0, 3, 3, 5, 6]], prompt_lengths=torch.tensor([6, 6, 6, 2, 2, 4, 1])
     )
     results = []
     for plain in (False, True):

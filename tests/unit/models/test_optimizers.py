@@ -10,13 +10,7 @@ from torch import nn
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
 from burnish.models.muon import is_layer_matrix, orthogonal
-from burnish.models.optimizers import (
-    AdamTF,
-    OptimizerSettings,
-    WeightOptimizer,
-    _in_one_pass,
-    euclidean_norm,
-)
+from burnish.models.optimizers import AdamTF, OptimizerSettings, WeightOptimizer, _in_one_pass, euclidean_norm
 
 
 def _rates(schedule, *, warmup_steps=0, total_steps=4, final_fraction=0.0):

@@ -133,13 +133,7 @@ class StaticSteps:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        slotted: SlottedPass,
-        places: int,
-        capture: Capture | None,
-        *,
-        must_capture: bool,
+        self, model: PreTrainedModel, slotted: SlottedPass, places: int, capture: Capture | None, *, must_capture: bool
     ) -> None:
         self._model = model
         self._slotted = slotted

@@ -5,10 +5,5 @@ from __future__ import annotations
 from burnish.config.engines import EngineTraits
 
 TRAITS = EngineTraits(
-    label="the local engine",
-    can_stop=True,
-    lays_out_weights=True,
-    fixed_steps=True,
-    keeps_rows=True,
-    tries_paths=True,
+    label="the local engine", can_stop=True, lays_out_weights=True, fixed_steps=True, keeps_rows=True, tries_paths=True
 )

@@ -181,9 +181,7 @@ def check_fits_losses(config: PreferConfig, found: PreferenceSet) -> None:
 
 
 def other_reference(
-    begun: Beginning[PreferConfig, Policy],
-    open_learner: OpenLearner[PreferConfig, Policy],
-    texts: Sequence[Text],
+    begun: Beginning[PreferConfig, Policy], open_learner: OpenLearner[PreferConfig, Policy], texts: Sequence[Text]
 ) -> KeptReference:
     """The log-probabilities of the model that `reference` names. If they are not kept yet, the model is opened as the
     policy will be, and closed before the policy gets its optimizer."""

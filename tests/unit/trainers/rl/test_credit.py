@@ -261,8 +261,7 @@ def test_the_spread_of_advantages_far_from_zero_keeps_its_digits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
-    [("raise ZeroDivisionError", "ZeroDivisionError"), ("return token_rewards_BT", "not the pair")],
+    ("body", "said"), [("raise ZeroDivisionError", "ZeroDivisionError"), ("return token_rewards_BT", "not the pair")]
 )
 def test_an_estimator_from_outside_is_named_when_a_minibatch_is_whitened_too(
     tmp_path: Path, body: str, said: str

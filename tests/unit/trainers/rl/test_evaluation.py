@@ -131,10 +131,7 @@ def test_a_bonus_makes_nothing_solved_and_a_penalty_spoils_nothing() -> None:
 
 def test_each_judging_reward_must_reach_its_own_threshold() -> None:
     success = Success({"exact": 1.0, "overlap": 0.5})
-    groups = [
-        group_of(weighed(3.0, exact=2.0, overlap=0.4)),
-        group_of(weighed(1.5, exact=1.0, overlap=0.5)),
-    ]
+    groups = [group_of(weighed(3.0, exact=2.0, overlap=0.4)), group_of(weighed(1.5, exact=1.0, overlap=0.5))]
     assert described(groups, success=success)["eval/accuracy"] == 0.5
 
 

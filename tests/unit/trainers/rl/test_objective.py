@@ -130,15 +130,10 @@ def test_the_correction_weighs_the_policy_term_only() -> None:
     """Trainer/sampler ratios 2, 4 (bounded to 3) and 1; -A logprob 1, 1, -2; k2 of d = 1 on every token."""
     old = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]])
     batch = two_rows(
-        old_logprobs=old,
-        ref_logprobs=old - 1.0,
-        rollout_logprobs=old - torch.tensor([[LN2, 2 * LN2], [0.0, 0.0]]),
+        old_logprobs=old, ref_logprobs=old - 1.0, rollout_logprobs=old - torch.tensor([[LN2, 2 * LN2], [0.0, 0.0]])
     )
     corrected = objective(
-        "reinforce",
-        kl_coef=1.0,
-        kl_estimator="k2",
-        correction=corrects("token", "truncate", 0.5, 3.0),
+        "reinforce", kl_coef=1.0, kl_estimator="k2", correction=corrects("token", "truncate", 0.5, 3.0)
     )
     value = value_of(corrected, batch, old.clone().requires_grad_())
     assert value.loss.item() == pytest.approx((2.0 + 3.0 - 2.0) / 3 + 0.5)
@@ -201,20 +196,11 @@ def test_parts_add_up_to_the_whole_with_the_whole_steps_denominators(loss: str, 
         return torch.randn(rows, width, generator=generator) * 0.3
 
     batch = ones_batch(
-        mask,
-        old_logprobs=noise() - 2,
-        ref_logprobs=noise() - 2,
-        rollout_logprobs=noise() - 2,
-        advantages=noise(),
+        mask, old_logprobs=noise() - 2, ref_logprobs=noise() - 2, rollout_logprobs=noise() - 2, advantages=noise()
     )
     fresh = (noise() - 2).requires_grad_()
     mode = data.draw(st.sampled_from(["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm"]))
-    whole = objective(
-        loss,
-        aggregation=mode,
-        kl_coef=0.1,
-        correction=corrects("sequence", "mask", 0.1, 9.0),
-    )
+    whole = objective(loss, aggregation=mode, kl_coef=0.1, correction=corrects("sequence", "mask", 0.1, 9.0))
     denominators = count_denominators(batch)
     value = whole(TokenScores(fresh), batch, denominators)
     order = data.draw(st.permutations(range(rows)))

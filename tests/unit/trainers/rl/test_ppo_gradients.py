@@ -17,11 +17,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.policy import LocalPolicy
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.objective import (
-    ActorCriticObjective,
-    ClippedValueObjective,
-    PolicyObjective,
-)
+from burnish.trainers.rl.objective import ActorCriticObjective, ClippedValueObjective, PolicyObjective
 from burnish.trainers.telemetry.moments import derive_values, describe_values
 
 SETTINGS = OptimizerSettings(1e-2, 10)
@@ -66,11 +62,7 @@ def ppo_batch(policy: LocalPolicy, critic: SeparateCritic | SharedCritic) -> Bat
     advantages, returns = gae(torch.randn(7, 9, generator=generator), values, mask)
     logprobs = policy.logprobs(batch).logprobs_BT
     return batch.replace(
-        old_logprobs=near(logprobs),
-        ref_logprobs=near(logprobs),
-        values=values,
-        advantages=advantages,
-        returns=returns,
+        old_logprobs=near(logprobs), ref_logprobs=near(logprobs), values=values, advantages=advantages, returns=returns
     )
 
 

@@ -226,11 +226,7 @@ def _is_mended_by_keeping_thinking(template: Template, observers: Sequence[Obser
 
 
 def _parser(
-    conversation: ConversationConfig,
-    where: str,
-    tokenizer: PreTrainedTokenizerBase,
-    chat: ChatFormat,
-    schemas: Schemas,
+    conversation: ConversationConfig, where: str, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, schemas: Schemas
 ) -> tuple[ToolParser | None, str]:
     """Choose the parser of tool calls, and return it with its name. None and "" without tools."""
     if not schemas:

@@ -16,11 +16,7 @@ from burnish.models.policy import LocalPolicy
 from burnish.models.tokenizers import load_tokenizer, vocabulary_difference
 from burnish.models.value_head import HEAD_FILE, init_value_head
 from burnish.trainers.result import WEIGHTS_FOLDER
-from burnish.trainers.rl.objective import (
-    ActorCriticObjective,
-    ClippedValueObjective,
-    PolicyObjective,
-)
+from burnish.trainers.rl.objective import ActorCriticObjective, ClippedValueObjective, PolicyObjective
 
 
 def build_value_objective(config: RlConfig) -> ClippedValueObjective:

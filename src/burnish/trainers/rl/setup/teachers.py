@@ -89,10 +89,7 @@ def _prompts(
 
 
 def check_teacher_prompts(
-    config: RlConfig,
-    prompts: Iterable[Prompt],
-    tokenizer: PreTrainedTokenizerBase,
-    contexts: Mapping[str, int | None],
+    config: RlConfig, prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase, contexts: Mapping[str, int | None]
 ) -> None:
     """Try the template of every teacher on every prompt. DataError for a row without a column that it names,
     ConfigError for a prompt that leaves no room for the longest response in the teacher's context. contexts: by path,
