@@ -30,12 +30,7 @@ class Counts:
         self.audits: Counter[str] = Counter()
         self.failed_audits: Counter[str] = Counter()
 
-    def add(
-        self,
-        items: Sequence[Item],
-        results: Sequence[Sequence[Weighted]],
-        scored: Sequence[Rollout],
-    ) -> None:
+    def add(self, items: Sequence[Item], results: Sequence[Sequence[Weighted]], scored: Sequence[Rollout]) -> None:
         """Count responses by the results of each reward and by their final status."""
         for (prompt, _), rollout in zip(items, scored, strict=True):
             self.total[prompt.domain] += 1

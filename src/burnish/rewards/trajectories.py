@@ -34,9 +34,5 @@ def with_scores(items: Sequence[Item], scored: Iterable[Rollout]) -> list[Rollou
 
 def _as_end(rollout: Rollout, end: Rollout) -> Rollout:
     return replace(
-        rollout,
-        reward=end.reward,
-        reward_parts=end.reward_parts,
-        status=end.status,
-        status_detail=end.status_detail,
+        rollout, reward=end.reward, reward_parts=end.reward_parts, status=end.status, status_detail=end.status_detail
     )

@@ -129,11 +129,7 @@ class SandboxSession:
     """One session. Opened by `Sessions.open`; `run` is for one thread at a time, `close` for any."""
 
     def __init__(
-        self,
-        parent: Parent,
-        header: dict[str, Any],
-        most_bytes: int,
-        when_ended: Callable[[SandboxSession], None],
+        self, parent: Parent, header: dict[str, Any], most_bytes: int, when_ended: Callable[[SandboxSession], None]
     ) -> None:
         self._most_bytes = most_bytes
         self._when_ended = when_ended

@@ -20,14 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from burnish.outside.frames import readable
-from burnish.outside.supervise import (
-    die_first,
-    end_child,
-    end_children,
-    fork,
-    has_children,
-    wake_at_parents_end,
-)
+from burnish.outside.supervise import die_first, end_child, end_children, fork, has_children, wake_at_parents_end
 from burnish.sandbox import candidate, kernel, tester
 from burnish.sandbox.confinement import Confinement, confine, prepare
 from burnish.sandbox.job import Limits

@@ -16,16 +16,7 @@ from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
-from burnish.types import (
-    FinishReason,
-    Message,
-    Metric,
-    Prompt,
-    RewardStatus,
-    Rollout,
-    RolloutRequest,
-    Turn,
-)
+from burnish.types import FinishReason, Message, Metric, Prompt, RewardStatus, Rollout, RolloutRequest, Turn
 
 SAMPLING = Sampling(max_response_tokens=50)
 PROMPTS = {"p": Prompt("p", text="p"), "q": Prompt("q", text="q"), "single": Prompt("single", text="s")}

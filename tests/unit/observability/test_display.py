@@ -56,12 +56,7 @@ def test_a_line_has_at_most_160_characters() -> None:
 
 @pytest.mark.parametrize(
     ("value", "spec", "text"),
-    [
-        (-0.00004, ".3f", "0.000"),
-        (1e-9, ".3g", "0"),
-        (-1e-9, ".1%", "0.0%"),
-        (-0.25, ".3g", "-0.25"),
-    ],
+    [(-0.00004, ".3f", "0.000"), (1e-9, ".3g", "0"), (-1e-9, ".1%", "0.0%"), (-0.25, ".3g", "-0.25")],
 )
 def test_a_number_below_its_rounding_reads_zero(value: float, spec: str, text: str) -> None:
     assert number_text(value, spec) == text

@@ -74,12 +74,7 @@ def test_options_are_those_of_the_class() -> None:
 def test_weight_label_and_limits() -> None:
     config = rewards.length(maximum=64, weight=2.0, label="short", timeout_seconds=3.0, environment=["KEY"])
     assert config == RewardConfig(
-        name="length",
-        options={"maximum": 64},
-        weight=2.0,
-        label="short",
-        timeout_seconds=3.0,
-        environment=("KEY",),
+        name="length", options={"maximum": 64}, weight=2.0, label="short", timeout_seconds=3.0, environment=("KEY",)
     )
     assert config.weighted(0.5).weight == 0.5
     assert config.weighted(0.5).label == "short"

@@ -223,11 +223,7 @@ def test_nothing_of_one_candidate_reaches_the_next(sandbox: Sandbox) -> None:
 
 def test_tests_that_test_nothing_are_an_error(sandbox: Sandbox) -> None:
     good = "def f(x): return x"
-    for nothing in (
-        AssertTests(good, ()),
-        FunctionTests(good, "f", ()),
-        ProgramTests(good, ()),
-    ):
+    for nothing in (AssertTests(good, ()), FunctionTests(good, "f", ()), ProgramTests(good, ())):
         with pytest.raises(SandboxError, match="the tests test nothing"):
             sandbox.run(nothing)
     for broken, why in (("assert (", "SyntaxError"), ("x = 1", "do not ask the code for anything")):

@@ -81,10 +81,7 @@ VERDICTS: dict[str, tuple[FunctionTests | AssertTests, tuple[str, int, int]]] = 
         case("class A:\n    __eq__ = lambda a, b: True\ndef f(x): return A()", "f", 1, 2),
         ("failed", 0, 1),
     ),
-    "the end of a loop": (
-        asserts("def f(x): raise StopIteration", "assert all(map(f, [1]))"),
-        ("failed", 0, 1),
-    ),
+    "the end of a loop": (asserts("def f(x): raise StopIteration", "assert all(map(f, [1]))"), ("failed", 0, 1)),
     "a wrapped list": (case("def f(x): return x", "f", 1, [1], wrapped=True), ("passed", 1, 1)),
     "a list": (case("def f(x): return x", "f", 1, [1]), ("failed", 0, 1)),
     "deep recursion": (case("def f(n): return 0 if n == 0 else 1 + f(n - 1)", "f", 960, 960), ("passed", 1, 1)),

@@ -86,8 +86,7 @@ def _tool(choice: Any, tools: Sequence[Mapping[str, Json]]) -> str | None:
     name = function.get("name") if isinstance(function, dict) else None
     if choice != "required" and not (isinstance(name, str) and name):
         raise wrong(
-            "tool_choice",
-            f"tool_choice has to be none, auto, required or a function by name, not {choice!r:.60}",
+            "tool_choice", f"tool_choice has to be none, auto, required or a function by name, not {choice!r:.60}"
         )
     offered = [function["name"] for tool in tools if isinstance(function := tool["function"], dict)]
     if not offered or (name and name not in offered):
@@ -102,8 +101,7 @@ def _response_format(value: Any) -> tuple[str, JsonSchema | None]:
     named = value.get("json_schema") if form == "json_schema" else None
     if not isinstance(named, dict):
         raise wrong(
-            "response_format",
-            "response_format has to be of the type text, json_object, or json_schema with a schema",
+            "response_format", "response_format has to be of the type text, json_object, or json_schema with a schema"
         )
     try:
         return "json_schema", JsonSchema(named.get("schema") or {})

@@ -13,16 +13,7 @@ from burnish.agents.endpoint.chat_tokens import Schemas, Speech
 from burnish.agents.endpoint.requests import ChatRequest, TextRequest, TokenRequest, TurnRequest
 from burnish.agents.tools.calls import id_of_calls
 from burnish.outside.listening import RefusedError
-from burnish.types import (
-    Author,
-    FinishReason,
-    Json,
-    Message,
-    RewardStatus,
-    Rollout,
-    RolloutRequest,
-    TokenPart,
-)
+from burnish.types import Author, FinishReason, Json, Message, RewardStatus, Rollout, RolloutRequest, TokenPart
 
 
 @dataclass(frozen=True, slots=True)

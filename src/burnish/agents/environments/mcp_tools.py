@@ -356,6 +356,5 @@ def _check_sdk() -> None:
         from mcp import Client  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"tools of MCP servers need the package mcp, version 2 ({error})",
-            remedy="pip install 'burnish[mcp]'",
+            f"tools of MCP servers need the package mcp, version 2 ({error})", remedy="pip install 'burnish[mcp]'"
         ) from error

@@ -22,10 +22,7 @@ class Environment:
         self._by_turn = by_turn
 
     def __call__(
-        self,
-        environment_reward: float | None,
-        turns: Sequence[Mapping[str, Any]],
-        response_tokens: Sequence[int],
+        self, environment_reward: float | None, turns: Sequence[Mapping[str, Any]], response_tokens: Sequence[int]
     ) -> Score | float | None:
         if environment_reward is None:
             return None

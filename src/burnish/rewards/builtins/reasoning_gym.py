@@ -29,10 +29,7 @@ class ReasoningGym:
             Literal["auto", "tags", "all"],
             "auto (default: in <answer> tags, else all), tags (only there) or all: the text after thinking",
         ] = "auto",
-        allow: Annotated[
-            Sequence[str],
-            "names of tasks to use although their scores are unsound (default none)",
-        ] = (),
+        allow: Annotated[Sequence[str], "names of tasks to use although their scores are unsound (default none)"] = (),
     ) -> None:
         if isinstance(allow, str):
             raise ConfigError(f"option allow of reward {PUZZLES!r} is a text", remedy=f"give a list: allow: [{allow}]")

@@ -111,9 +111,7 @@ class Overlong:
     """
 
     def __init__(
-        self,
-        max_tokens: Annotated[int, "length that costs -1"],
-        buffer_tokens: Annotated[int, "width of the slope"],
+        self, max_tokens: Annotated[int, "length that costs -1"], buffer_tokens: Annotated[int, "width of the slope"]
     ) -> None:
         if not 0 < buffer_tokens <= max_tokens:
             raise ConfigError(

@@ -15,13 +15,7 @@ from burnish.rewards.judging.asking import Asker
 from burnish.rewards.judging.client import NoVerdictError
 from burnish.rewards.judging.options import Criterion, JudgeOptions, criteria_of
 from burnish.rewards.judging.prompts import PromptWriter, clean
-from burnish.rewards.judging.verdicts import (
-    AnswerForm,
-    Scale,
-    listed_scores_wanted,
-    named_scores_wanted,
-    score_wanted,
-)
+from burnish.rewards.judging.verdicts import AnswerForm, Scale, listed_scores_wanted, named_scores_wanted, score_wanted
 from burnish.types import RewardStatus, Score
 
 if TYPE_CHECKING:

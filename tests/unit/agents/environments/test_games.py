@@ -190,15 +190,7 @@ def test_action_spaces() -> None:
 
 @pytest.mark.parametrize(
     ("text", "action"),
-    [
-        ("2", 2),
-        ("I go 3.", 3),
-        ("5", None),
-        ("1 or 2", None),
-        ("2.0", None),
-        ("9" * 10_000, None),
-        ("٣", None),
-    ],
+    [("2", 2), ("I go 3.", 3), ("5", None), ("1 or 2", None), ("2.0", None), ("9" * 10_000, None), ("٣", None)],
 )
 def test_integers_in_a_text(text: str, action: int | None) -> None:
     assert Integers(1, 4).read(text) == action

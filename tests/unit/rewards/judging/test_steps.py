@@ -28,13 +28,7 @@ class Pieces:
 
 @pytest.mark.parametrize(
     ("response", "steps"),
-    [
-        ("a\n\nbb\n \n\nc", ["a", "bb", "c"]),
-        ("\n\na\n\n", ["a"]),
-        ("a\nb", ["a\nb"]),
-        ("", [""]),
-        ("\n\n", ["\n\n"]),
-    ],
+    [("a\n\nbb\n \n\nc", ["a", "bb", "c"]), ("\n\na\n\n", ["a"]), ("a\nb", ["a\nb"]), ("", [""]), ("\n\n", ["\n\n"])],
 )
 def test_steps_are_parts_between_blank_lines(response: str, steps: list[str]) -> None:
     assert [response[start:end] for start, end in split_steps(response, r"\n\s*\n", 9)] == steps
