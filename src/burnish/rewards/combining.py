@@ -1,14 +1,17 @@
-"""Combine the outcomes of a rollout into its reward: weighted sum, logged parts, token rewards, status."""
+"""Combine the outcomes of a rollout into its reward: weighted sum, logged parts, token rewards, status.
+
+Of conversations of several rows, rewards score the last row, and its score counts for all of them.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from burnish.errors import RewardError
+from burnish.rewards.inputs import Item
 from burnish.rewards.outcome import Outcome
-from burnish.types import RewardStatus, Rollout, Score
+from burnish.types import FinishReason, RewardStatus, Rollout, Score
 
 TOLERANCE = 1e-5  # relative; token rewards are often summed in single precision
 
@@ -64,7 +67,7 @@ def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float 
     if failed:
         # A failure is reported first, because its cause can be fixed; a missing score may follow from the row.
         first = min(failed, key=lambda result: result.outcome.status is RewardStatus.MISSING)
-        return dataclasses.replace(
+        return replace(
             rollout,
             reward=failure_score,
             reward_parts=parts,
@@ -73,7 +76,7 @@ def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float 
             status_detail=_why(first),
         )
     scored = [(result, result.outcome.score) for result in weighted if result.outcome.score is not None]
-    return dataclasses.replace(
+    return replace(
         rollout,
         reward=sum((result.weight * score.value for result, score in scored), 0.0),
         reward_parts=parts,
@@ -134,3 +137,32 @@ def _check_token_rewards(rollout: Rollout, label: str, value: float, token_rewar
         return
     where = f"prompt {rollout.prompt_id!r}, sample {rollout.sample_index}"
     raise RewardError(f"reward {label!r} returned {what} ({where})", remedy=remedy)
+
+
+def to_score(items: Iterable[Item]) -> list[Item]:
+    """Select the responses that rewards are to score: none of a failed environment, where there is nothing to
+    score, nor conversations that go on in another row."""
+    return [item for item in items if not is_lost(item[1]) and item[1].ends_in is None]
+
+
+def is_lost(rollout: Rollout) -> bool:
+    """Return whether the environment of the conversation has failed."""
+    return rollout.finish_reason is FinishReason.FAILED
+
+
+def with_scores(items: Sequence[Item], scored: Iterable[Rollout]) -> list[Rollout]:
+    """Put the results for `to_score`, in their order, back among all rollouts. Earlier rows of a conversation get the
+    score of its last row, but no token rewards."""
+    results = iter(scored)
+    own = [rollout if is_lost(rollout) or rollout.ends_in is not None else next(results) for _, rollout in items]
+    ends = {rollout.sample: rollout for rollout in own if rollout.ends_in is None and not rollout.branch}
+    return [
+        rollout if is_lost(rollout) or rollout.ends_in is None else _as_end(rollout, ends[rollout.sample])
+        for rollout in own
+    ]
+
+
+def _as_end(rollout: Rollout, end: Rollout) -> Rollout:
+    return replace(
+        rollout, reward=end.reward, reward_parts=end.reward_parts, status=end.status, status_detail=end.status_detail
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, OutageError, RewardError
 from burnish.rewards.calling import RewardCaller, TracebackInWorkerError, failed
-from burnish.rewards.combining import Weighted, combine, not_for_prompt
+from burnish.rewards.combining import Weighted, combine, is_lost, not_for_prompt, to_score, with_scores
 from burnish.rewards.counts import Counts, has_failed
 from burnish.rewards.endings import Ending
 from burnish.rewards.in_memory import function_named
@@ -19,7 +19,6 @@ from burnish.rewards.loading import RewardSpec, load_reward
 from burnish.rewards.outcome import failure
 from burnish.rewards.pool import Outcomes, WorkerPool
 from burnish.rewards.specs import Numbered, RunReward, asks_for_answers, check_rows, specs_of
-from burnish.rewards.trajectories import is_lost, to_score, with_scores
 from burnish.types import Metric, Prompt, Reduction, RewardStatus, Rollout
 
 if TYPE_CHECKING:
