@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, OutageError, RewardError
 from burnish.rewards.calling import RewardCaller, TracebackInWorkerError, failed
-from burnish.rewards.combining import Weighted, combine, is_lost, not_for_prompt, to_score, with_scores
-from burnish.rewards.counts import Counts, has_failed
+from burnish.rewards.combining import (
+    Counts,
+    Weighted,
+    combine,
+    has_failed,
+    is_lost,
+    not_for_prompt,
+    to_score,
+    with_scores,
+)
 from burnish.rewards.endings import Ending
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.in_workers import WorkerRewards
