@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from burnish.config.schema_evaluation import RlEvaluationConfig
     from burnish.planning.plan import Preview
     from burnish.rewards import GoldReport, ProcessRewardScorer
-    from burnish.rewards.gold import Encode
+    from burnish.rewards.gold import Encode, WeakTests
     from burnish.rewards.pair_agreement import ScoredPair
     from burnish.rewards.success import Success
-    from burnish.rewards.weak_tests import WeakTests
     from burnish.types import Json, Prompt, Rollout
 
 File = Annotated[str | None, typer.Argument(metavar="FILE", help="Run file (YAML).", show_default=False)]
@@ -248,8 +247,8 @@ def _check_gold(
 ) -> int:
     """Print what the gold answers get, and which programs pass weak tests. Returns the number of failures."""
     from burnish.rewards import ProcessRewardScorer, check_gold, gold_response
+    from burnish.rewards.gold import TRIVIAL_RESPONSES, find_weak_tests
     from burnish.rewards.success import full_marks, success_of_domain
-    from burnish.rewards.weak_tests import TRIVIAL_RESPONSES, find_weak_tests
 
     rewards = domain.rewards
     # So that all failures are reported, instead of stopping at the first bad batch.

@@ -9,7 +9,7 @@ import pytest
 from burnish.errors import BurnishError
 from burnish.rewards import ProcessRewardScorer
 from burnish.rewards.builtins.code_tests import task_of_row, trivial_programs
-from burnish.rewards.weak_tests import WeakTests, find_weak_tests
+from burnish.rewards.gold import WeakTests, find_weak_tests
 from burnish.types import Prompt
 
 HELPED = {"test_list": ["assert near(f(2), 4)"], "code": "def f(x): return 2 * x"}
