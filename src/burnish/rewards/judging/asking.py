@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from burnish.rewards.judging.cache import JudgementCache, cache_key
-from burnish.rewards.judging.client import ChatClient, NoVerdictError, RetryPatience
+from burnish.rewards.judging.client import ChatClient, NoVerdictError, RetryPatience, Tally
 from burnish.rewards.judging.local import LocalChat
 from burnish.rewards.judging.prompts import Messages, repair
-from burnish.rewards.judging.tally import Tally
 from burnish.rewards.judging.verdicts import AnswerForm, UnreadableVerdictError
 
 SHOWN_OF_REPLY = 200

@@ -18,13 +18,12 @@ from burnish.rewards.checked_options import checked
 from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.judging.asking import Asker, Endpoint
 from burnish.rewards.judging.cache import JudgementCache
-from burnish.rewards.judging.client import ChatClient, NoVerdictError
+from burnish.rewards.judging.client import ChatClient, NoVerdictError, Tally
 from burnish.rewards.judging.forms import Judge
 from burnish.rewards.judging.limits import Bounds, RateLimiter
 from burnish.rewards.judging.local import LocalChat, OpenModel
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.rewards.judging.pairwise import Found, win_rates
-from burnish.rewards.judging.tally import Tally
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.outcome import Outcome, failure
 from burnish.types import Metric, RewardStatus, Rollout, RowKey, Score

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from burnish.errors import DataError
-from burnish.rewards.judging.client import NoVerdictError, RetryPatience, cut_off
+from burnish.rewards.judging.client import NoVerdictError, RetryPatience, Tally, cut_off
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.rewards.judging.prompts import Messages
-from burnish.rewards.judging.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ import pytest
 from stub_judge import judge_at, shown
 
 from burnish.errors import ConfigError, RewardError
-from burnish.rewards.judging.client import ChatClient, NoVerdictError, RetryPatience
+from burnish.rewards.judging.client import ChatClient, NoVerdictError, RetryPatience, Tally
 from burnish.rewards.judging.limits import Bounds, RateLimiter
 from burnish.rewards.judging.options import JudgeOptions
-from burnish.rewards.judging.tally import Tally
 from burnish.types import RewardStatus
 
 
