@@ -16,8 +16,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.checked_options import checked
 from burnish.rewards.inputs import Item, Signature
-from burnish.rewards.judging.asking import Asker, Endpoint
-from burnish.rewards.judging.cache import JudgementCache
+from burnish.rewards.judging.asking import Asker, Endpoint, JudgementCache
 from burnish.rewards.judging.client import ChatClient, NoVerdictError, Tally
 from burnish.rewards.judging.forms import Judge
 from burnish.rewards.judging.limits import Bounds, RateLimiter
