@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.agents.environments.actions import Integers, actions_of
+from burnish.agents.environments.games import Integers, actions_of
 from burnish.agents.environments.loading import find_environment
 from burnish.agents.environments.protocol import Environment, Step
 from burnish.errors import ConfigError, EnvironmentFailedError
