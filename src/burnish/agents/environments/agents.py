@@ -12,8 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from burnish.agents.environments.awaiting import OwnLoop
-from burnish.agents.environments.instance import check_options, reset_arguments
+from burnish.agents.environments.instance import OwnLoop, check_options, reset_arguments
 from burnish.agents.environments.protocol import Opening, Step
 from burnish.agents.environments.values import number_of
 from burnish.errors import ConfigError, EnvironmentFailedError

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.agents.environments.awaiting import OwnLoop
+from burnish.agents.environments.instance import OwnLoop
 from burnish.agents.environments.messages import encode
 from burnish.agents.environments.protocol import Environment, EnvironmentSource, Step
 from burnish.agents.tools.loading import LoadedTool

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from burnish.agents.environments.awaiting import OwnLoop
+from burnish.agents.environments.instance import OwnLoop
 from burnish.agents.environments.session import Session
 from burnish.agents.tools.loading import LoadedTool
 
