@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from burnish.outside.frames import readable
+from burnish.outside.frames import GarbledError, frame, read_frame, readable, reading
 from burnish.outside.supervise import die_first, end_child, end_children, fork, has_children, wake_at_parents_end
 from burnish.sandbox import candidate, kernel, tester
 from burnish.sandbox.confinement import Confinement, confine, prepare
 from burnish.sandbox.job import Limits
 from burnish.sandbox.kernel import PR_SET_DUMPABLE, prctl
-from burnish.sandbox.pipe import Pipe
+from burnish.sandbox.wire import ClosedError, NotPlainError, TooLargeError
 
 MODULES = """
 abc array base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions
@@ -206,3 +206,36 @@ def _leave_nothing(pids: Sequence[int], awaited: int) -> int:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), sys.argv[2])
+
+
+class Pipe:
+    """A `Link` of two descriptors, from one process of a job to the other. Every message is checked for its length
+    before it is read."""
+
+    def __init__(self, read: int, write: int, limit: int) -> None:
+        self._read_end = read
+        self._write_end = write
+        self._limit = limit
+
+    def send(self, message: Any) -> None:
+        """Send a message. Raises TooLargeError and ClosedError."""
+        data = json.dumps(message, separators=(",", ":")).encode()
+        if len(data) > self._limit:
+            raise TooLargeError(f"a value of {len(data):,} bytes; {self._limit:,} are allowed")
+        left = memoryview(frame(data))
+        try:
+            while left:
+                left = left[os.write(self._write_end, left) :]
+        except BrokenPipeError as error:
+            raise ClosedError from error
+
+    def receive(self) -> Any:
+        """Return the next message. Raises NotPlainError for anything that is not a message, and ClosedError."""
+        try:
+            return json.loads(read_frame(reading(self._read_end), self._limit))
+        except EOFError as error:
+            raise ClosedError from error
+        except GarbledError as error:
+            raise NotPlainError(str(error)) from error
+        except (ValueError, RecursionError) as error:
+            raise NotPlainError("a message that is not JSON") from error

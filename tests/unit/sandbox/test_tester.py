@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from burnish.sandbox.candidate import serve
-from burnish.sandbox.pipe import Pipe
 from burnish.sandbox.tester import TestReport, equal, judge
+from burnish.sandbox.warm import Pipe
 
 CODE = """
 def double(x): return 2 * x

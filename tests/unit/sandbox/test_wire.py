@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.sandbox.pipe import Pipe
+from burnish.sandbox.warm import Pipe
 from burnish.sandbox.wire import ClosedError, NotPlainError, decode, encode
 
 PLAIN = st.recursive(
