@@ -40,15 +40,8 @@ class RolloutNote:
     token_entropy: tuple[float, ...] | None = None
 
 
-_TOKEN_FIELDS = (
-    "token_advantages",
-    "old_logprobs",
-    "ref_logprobs",
-    "teacher_logprobs",
-    "token_values",
-    "token_returns",
-    "token_entropy",
-)
+_OF_ROLLOUT = ("kept", "dropped_because", "advantage")
+_TOKEN_FIELDS = [field.name for field in fields(RolloutNote) if field.name not in _OF_ROLLOUT]
 _NAME = re.compile(r"(step|eval)-\d{6,}\.jsonl")
 
 Notes = Mapping[RowKey, RolloutNote]
@@ -177,7 +170,7 @@ def prompt_fields(prompt: Prompt) -> dict[str, Json]:
 def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Json]:
     if note is None:
         note = RolloutNote(kept=False, dropped_because=_why_dropped(rollout))
-    fields: dict[str, Json] = {"kept": note.kept, "dropped_because": note.dropped_because, "advantage": note.advantage}
+    entry: dict[str, Json] = {name: getattr(note, name) for name in _OF_ROLLOUT}
     for name in _TOKEN_FIELDS:
         values: Sequence[float] | None = getattr(note, name)
         if values is None:
@@ -187,8 +180,8 @@ def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Json]:
                 f"note of group {rollout.group_id}, sample {rollout.sample_index}: {name} has {len(values)} entries, "
                 f"but the response has {len(rollout.response_tokens)} tokens"
             )
-        fields[name] = list(values)
-    return fields
+        entry[name] = list(values)
+    return entry
 
 
 def _why_dropped(rollout: Rollout) -> str:
