@@ -40,11 +40,7 @@ _TAGS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     Fraction: ("fraction", str, _fraction),
     datetime.date: ("date", datetime.date.isoformat, datetime.date.fromisoformat),
     datetime.datetime: ("datetime", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
-    datetime.timedelta: (
-        "timedelta",
-        lambda v: [v.days, v.seconds, v.microseconds],
-        lambda parts: datetime.timedelta(*parts),
-    ),
+    datetime.timedelta: ("timedelta", lambda v: [v.days, v.seconds, v.microseconds], lambda v: datetime.timedelta(*v)),
 }
 """Type -> its tag, the function that writes a value, and the function that reads it."""
 _READERS = {tag: read for tag, _, read in _TAGS.values()}
