@@ -84,21 +84,13 @@ class _Checked:
     def parse(self, text: str, tools: Schemas = ()) -> Parsed:
         with calling_outside(f"{FIELD} {self._name!r}", RolloutError):
             parsed = self._parser.parse(text, tools)
-        if not _is_parsed(parsed):
-            raise RolloutError(
-                f"{FIELD} {self._name!r} returned {repr(parsed)[:200]}",
-                remedy="return burnish.agents.tools.calls.Parsed(content, calls); calls are ToolCall or MalformedCall",
-            )
-        return parsed
-
-
-def _is_parsed(value: object) -> bool:
-    return (
-        isinstance(value, Parsed)
-        and isinstance(value.content, str)
-        and isinstance(value.calls, tuple)
-        and all(isinstance(call, (ToolCall, MalformedCall)) for call in value.calls)
-    )
+        match parsed:
+            case Parsed(str(), tuple(calls)) if all(isinstance(call, (ToolCall, MalformedCall)) for call in calls):
+                return parsed
+        raise RolloutError(
+            f"{FIELD} {self._name!r} returned {repr(parsed)[:200]}",
+            remedy="return burnish.agents.tools.calls.Parsed(content, calls); calls are ToolCall or MalformedCall",
+        )
 
 
 def recognise(render: Render) -> str:
