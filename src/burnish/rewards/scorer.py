@@ -246,10 +246,22 @@ class AskedModels:
     """
 
     def __init__(self, specs: Sequence[RewardSpec], *, elsewhere: bool, open_model: OpenModel | None) -> None:
-        """Load the reward models, or only check them if they are `elsewhere`, and open the judges."""
-        self.here = _load_models([spec for spec in specs if spec.is_model], elsewhere=elsewhere)
+        """Load the reward models, or check them as far as that can be done without loading if they are `elsewhere`, and
+        open the judges. Torch is imported only for a reward model, and an HTTP client only for a judge."""
+        models, judges = [spec for spec in specs if spec.is_model], [spec for spec in specs if spec.is_judge]
+        self.here: RewardModels | None = None
+        self.judges: Judges | None = None
+        if models:
+            from burnish.rewards.model_reward import RewardModels, check_model_reward
+
+            self.here = None if elsewhere else RewardModels.load(models)
+            for spec in models if elsewhere else ():
+                check_model_reward(spec)
+        if judges:
+            from burnish.rewards.judging.judges import Judges
+
+            self.judges = Judges(judges, open_model)
         self.models: ScoringModels | None = self.here
-        self.judges = _open_judges([spec for spec in specs if spec.is_judge], open_model)
 
     def signature(self, spec: RewardSpec) -> Signature:
         """The signature of one of these rewards."""
@@ -346,26 +358,3 @@ def check_failures(items: Sequence[Item], scored: Sequence[Rollout], most: float
         f" {reason[:MAX_REASON]}",
         remedy=f"{fix}, or raise scoring.max_failure_fraction if these failures are expected",
     ) from (TracebackInWorkerError(traceback) if traceback else None)
-
-
-def _load_models(specs: Sequence[RewardSpec], *, elsewhere: bool) -> RewardModels | None:
-    """Load reward models. Torch is imported only if there is one. Models that are `elsewhere` are checked as far as
-    that can be done without loading them."""
-    if not specs:
-        return None
-    from burnish.rewards.model_reward import RewardModels, check_model_reward
-
-    if not elsewhere:
-        return RewardModels.load(specs)
-    for spec in specs:
-        check_model_reward(spec)
-    return None
-
-
-def _open_judges(specs: Sequence[RewardSpec], open_model: OpenModel | None) -> Judges | None:
-    """Open judges. An HTTP client is imported only if there is one."""
-    if not specs:
-        return None
-    from burnish.rewards.judging.judges import Judges
-
-    return Judges(specs, open_model)
