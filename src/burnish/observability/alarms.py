@@ -356,13 +356,9 @@ def _limits(row: Row) -> Iterator[str]:
         yield "conversation.max_turns"
 
 
-def _words(metric: str, row: Row) -> list[str]:
-    """Texts in the place of `{word}` in the row's names of this form."""
-    return _words_among(metric, tuple(row))
-
-
 @lru_cache(maxsize=1_000)  # the rows of a run have few different sets of names
-def _words_among(metric: str, names: tuple[str, ...]) -> list[str]:
+def _words(metric: str, names: tuple[str, ...]) -> list[str]:
+    """Texts in the place of `{word}` in the names of this form."""
     before, _, after = metric.partition("{word}")
     whole = len(before) + len(after)
     return [
@@ -400,9 +396,9 @@ class AlarmBell:
 
     def check(self, step: int, row: Row) -> list[Alarm]:
         """Process the row of a step and return the alarms that fire for the first time."""
-        found = [self._look(detector, "", step, row) for detector in self.detectors]
-        found += [self._look(one, word, step, row) for one in self.families for word in _words(one.metric, row)]
-        found += [self._compare(one, word, step, row) for one in self.partings for word in _words(one.falls, row)]
+        found, names = [self._look(detector, "", step, row) for detector in self.detectors], tuple(row)
+        found += [self._look(one, word, step, row) for one in self.families for word in _words(one.metric, names)]
+        found += [self._compare(one, word, step, row) for one in self.partings for word in _words(one.falls, names)]
         return [alarm for alarm in found if alarm is not None]
 
     def state(self) -> dict[str, dict[str, float]]:

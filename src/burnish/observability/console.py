@@ -192,10 +192,9 @@ class Display:
 
     def _header(self) -> Text:
         left = self.seconds_left()
-        pieces = [self._title, f"step {self._step}/{self._total_steps}"]
-        pieces.append("" if left is None else f"{duration(left)} left")
-        pieces.append(self._phase)
-        return Text(" · ".join(piece for piece in pieces if piece), style="bold")
+        time_left = "" if left is None else f"{duration(left)} left"
+        pieces = (self._title, f"step {self._step}/{self._total_steps}", time_left, self._phase)
+        return Text(" · ".join(filter(None, pieces)), style="bold")
 
     def _table(self) -> Table:
         lines = table_of(self._rows, self._known, verbose=self._verbose)
