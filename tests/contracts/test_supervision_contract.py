@@ -84,7 +84,7 @@ pool.begin([Task(0, (0,), ({{"response": "x"}},))])
 close = pool.close
 """
 CONVERSATION = """
-from burnish.agents.environments.host import ConversationHost
+from burnish.agents.environments.warm_parent import ConversationHost
 from burnish.agents.environments.warm_parent import Wanted
 host = ConversationHost(Wanted(tools=["user.py:work"]))
 held = host.lease()

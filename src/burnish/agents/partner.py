@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from burnish.agents.conversation import Answer, Closed, ConversationKey, Event, Opened
-from burnish.agents.environments.host import ConversationHost
 from burnish.agents.environments.messages import count, flag, number, opening, text
-from burnish.agents.environments.warm_parent import ConversationProcess
+from burnish.agents.environments.warm_parent import ConversationHost, ConversationProcess
 from burnish.agents.observations import ObservationFormat, Observer
 from burnish.agents.tool_calls import Caller, CallLimits, CallUnderWay, Tool, ToolCalls, result_in
 from burnish.agents.tools.calls import MalformedCall, Parsed, ServedTools, ToolCall, id_of_calls

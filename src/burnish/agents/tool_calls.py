@@ -20,9 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from burnish.agents.conversation import ConversationKey
-from burnish.agents.environments.host import ConversationHost
 from burnish.agents.environments.messages import count, flag, number, text
-from burnish.agents.environments.warm_parent import ConversationProcess
+from burnish.agents.environments.warm_parent import ConversationHost, ConversationProcess
 from burnish.agents.tools.calls import ServedTools, ToolCall
 from burnish.agents.tools.results import ToolResult, error_of, result_of
 from burnish.errors import RolloutError

@@ -17,8 +17,7 @@ import pytest
 from watching import runs, wait_for
 
 from burnish.agents.conversation import Answer, Closed, Opened
-from burnish.agents.environments.host import ConversationHost
-from burnish.agents.environments.warm_parent import ConversationProcess, Wanted
+from burnish.agents.environments.warm_parent import ConversationHost, ConversationProcess, Wanted
 from burnish.agents.observations import ObservationFormat
 from burnish.agents.partner import PartnerLimits, ToolsAndEnvironment
 from burnish.agents.tool_calls import CallLimits

@@ -1,7 +1,7 @@
 """Agents in a training run: programs that hold their conversations with the policy through the endpoint.
 
-Each runs in its own process (`burnish.agents.environments.host`), with its own URL. The thread that calls `generate`
-starts them, samples the turns that they request, and collects the rewards that they return.
+Each runs in its own process (`burnish.agents.environments.warm_parent`), with its own URL. The thread that calls
+`generate` starts them, samples the turns that they request, and collects the rewards that they return.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from burnish.agents.endpoint.requests import Others, RewardCall, Terms
 from burnish.agents.endpoint.server import ServerThread, Service
 from burnish.agents.endpoint.trajectory import Room, Trajectory
 from burnish.agents.endpoint.turns import TurnSampler
-from burnish.agents.environments.host import ConversationHost
 from burnish.agents.environments.messages import flag, number, text
-from burnish.agents.environments.warm_parent import ConversationProcess
+from burnish.agents.environments.warm_parent import ConversationHost, ConversationProcess
 from burnish.agents.partner import start_seed
 from burnish.data.chat import turns_of
 from burnish.observability.metrics import MetricStore

@@ -14,8 +14,7 @@ import pytest
 from watching import wait_for
 
 from burnish.agents.endpoint.agents import AgentEngine, AgentServer, AgentTalk
-from burnish.agents.environments.host import ConversationHost
-from burnish.agents.environments.warm_parent import Wanted
+from burnish.agents.environments.warm_parent import ConversationHost, Wanted
 from burnish.errors import ConfigError, RolloutError
 from burnish.rollouts.engine import Sampling
 from burnish.types import FinishReason, Message, Prompt, Rollout, RolloutRequest

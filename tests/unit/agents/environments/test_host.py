@@ -16,8 +16,7 @@ import pytest
 from watching import leaving_nothing, runs, wait_for
 
 from burnish.agents.environments import warm_parent as parent_module
-from burnish.agents.environments.host import ConversationHost
-from burnish.agents.environments.warm_parent import ConversationProcess, Wanted
+from burnish.agents.environments.warm_parent import ConversationHost, ConversationProcess, Wanted
 from burnish.errors import ConfigError, RolloutError
 from burnish.outside.frames import GarbledError
 
@@ -248,7 +247,7 @@ def test_without_room_for_a_process_its_conversation_ends(make: Callable[..., Co
 
 LIMITS = """
 import resource
-from burnish.agents.environments.host import allow_connections, no_more_files
+from burnish.agents.environments.warm_parent import allow_connections, no_more_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 2000))
 for conversations in (200, 100, 5000):
     allow_connections(conversations)

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from burnish.agents.endpoint.agents import GIVEN, AgentEngine, AgentServer, AgentTalk
 from burnish.agents.endpoint.chat_tokens import Speech
-from burnish.agents.environments.host import ConversationHost
-from burnish.agents.environments.warm_parent import Wanted
+from burnish.agents.environments.warm_parent import ConversationHost, Wanted
 from burnish.config.domains import DomainSettings
 from burnish.config.schema import RlConfig
 from burnish.config.schema_rollout import ConversationConfig

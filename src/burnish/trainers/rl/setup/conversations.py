@@ -14,9 +14,9 @@ from rich.console import Console
 
 from burnish.agents.conversation import ConversingEngine, Talk
 from burnish.agents.endpoint.chat_tokens import renderer
-from burnish.agents.environments.host import allow_connections
 from burnish.agents.environments.mcp_tools import McpServer, McpTools
 from burnish.agents.environments.python_tool import PythonToolOptions, open_python_tool
+from burnish.agents.environments.warm_parent import allow_connections
 from burnish.agents.observations import ObservationFormat, Observer, rewrites
 from burnish.agents.partner import PartnerLimits, ToolsAndEnvironment
 from burnish.agents.tool_calls import CallLimits
