@@ -72,7 +72,7 @@ for line in sys.stdin:
     print("done", flush=True)
 """
 POOL = """
-from burnish.rewards.in_memory import functions_at_hand
+from burnish.rewards.loading import functions_at_hand
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.pool import WorkerPool
 from burnish.rewards.tasks import Task

@@ -65,7 +65,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from burnish.rewards.in_memory import functions_at_hand
+    from burnish.rewards.loading import functions_at_hand
 
     if data is not None:
         fields["data"] = {"eval": data}

@@ -80,7 +80,7 @@ def plan(config: Given, **fields: object) -> RunPlan:
     """
     from burnish.api.inputs import Inputs, write_inputs
     from burnish.api.preparing import kind_of, next_folder, output_of, prepare
-    from burnish.rewards.in_memory import functions_at_hand
+    from burnish.rewards.loading import functions_at_hand
 
     kind = kind_of(config, fields)
     with tempfile.TemporaryDirectory(prefix="burnish-plan-") as made, without_loading_bars():

@@ -79,7 +79,7 @@ def train_kind(
     """`train`, for a run of any kind."""
     from rich.console import Console
 
-    from burnish.rewards.in_memory import functions_at_hand
+    from burnish.rewards.loading import functions_at_hand
     from burnish.trainers.forking import fork_run
     from burnish.trainers.interrupt import StopRequest, Watch, watching
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -14,10 +16,41 @@ from burnish.config.secrets import masked
 from burnish.errors import ConfigError, RewardError
 from burnish.outside.plugins import calling_outside, import_place
 from burnish.rewards.foreign import adapted, system_of
-from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Signature, check_options, read_signature
 from burnish.rewards.registry import BUILT_INS
 from burnish.words import did_you_mean
+
+Functions = Mapping[str, Callable[..., Any]]
+"""`python:NAME` to the function, of the training program and in no file.
+
+Such functions cannot be serialised or sent to another process. Their worker is a fork of this one
+(`burnish.rewards.forking`), so they are in its memory.
+"""
+
+_NONE: Functions = {}
+_AT_HAND: ContextVar[Functions] = ContextVar("burnish_functions_at_hand", default=_NONE)
+
+
+@contextmanager
+def functions_at_hand(functions: Functions) -> Iterator[None]:
+    """Make `function_named` find these functions in this context, and in workers forked by a pool made within it."""
+    before = _AT_HAND.set(functions)
+    try:
+        yield
+    finally:
+        _AT_HAND.reset(before)
+
+
+def function_named(name: str) -> Callable[..., Any]:
+    """The function behind `python:NAME`. RewardError in any program but the one that defined it."""
+    functions = _AT_HAND.get()
+    if name not in functions:
+        raise RewardError(
+            f"reward {name!r} is a function of the Python program that began this run, and is not in any file",
+            remedy=f"start again from that program, with the same function in `rewards`; or write "
+            f"{name.removeprefix(IN_MEMORY)!r} into a file and name it as path/to/file.py:function",
+        )
+    return functions[name]
 
 
 @dataclass(frozen=True, slots=True)

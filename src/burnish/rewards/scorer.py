@@ -20,10 +20,9 @@ from burnish.rewards.combining import (
     with_scores,
 )
 from burnish.rewards.endings import Ending
-from burnish.rewards.in_memory import function_named
 from burnish.rewards.in_workers import WorkerRewards
 from burnish.rewards.inputs import Item, Signature
-from burnish.rewards.loading import RewardSpec, load_reward
+from burnish.rewards.loading import RewardSpec, function_named, load_reward
 from burnish.rewards.outcome import failure
 from burnish.rewards.pool import Outcomes, WorkerPool
 from burnish.rewards.specs import Numbered, RunReward, asks_for_answers, check_rows, specs_of

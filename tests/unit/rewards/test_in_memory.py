@@ -13,7 +13,7 @@ import torch
 
 from burnish.errors import RewardError
 from burnish.rewards import ProcessRewardScorer
-from burnish.rewards.in_memory import functions_at_hand
+from burnish.rewards.loading import functions_at_hand
 from burnish.types import RewardStatus
 
 MakeScorer = Callable[..., ProcessRewardScorer]
