@@ -66,7 +66,8 @@ class Formula:
         for name, value in given.items():
             wanted = _KINDS.get(type(self.options.get(name)))
             if wanted not in (None, _KINDS.get(type(value))):
-                raise ConfigError(f"{name} of {self.name!r} is {value!r:.60}", remedy=f"give {wanted}, or leave it out")
+                shown = "null" if value is None else f"{value!r:.60}"
+                raise ConfigError(f"{name} of {self.name!r} is {shown}", remedy=f"give {wanted}, or leave it out")
 
 
 RowT = TypeVar("RowT", bound=Formula)

@@ -237,7 +237,7 @@ MODEL = [
          words="algorithm.loss_options.dual_klip=3"),
     case("unknown option of the estimator", "'grpo' has no option 'epsilon'", "eps",
          words="algorithm.estimator_options.epsilon=3"),
-    case("null for a number", "eps of 'grpo' is None", "give a number", words="algorithm.estimator_options.eps=null"),
+    case("null for a number", "eps of 'grpo' is null", "give a number", words="algorithm.estimator_options.eps=null"),
     case("no room for a covariance", "covariance_low is 9", "below",
          words="algorithm=clip_cov algorithm.loss_options.covariance_low=9"),
     case("loss from a missing module", "no_such_module", words="algorithm.loss=no_such_module:loss"),

@@ -130,7 +130,7 @@ def test_a_misspelt_option_of_the_estimator_is_refused() -> None:
         ("ppo_clip", {"dual_clip": 1}, "dual_clip is 1"),
         ("ppo_clip", {"ratio_cap": 1.1}, "ratio_cap is 1.1 with clip_high 0.2"),
         ("cispo", {"ratio_cap": 1.0}, "ratio_cap of cispo is 1.0"),
-        ("cispo", {"ratio_cap": None}, "ratio_cap of the loss 'cispo' is null"),
+        ("cispo", {"ratio_cap": None}, "ratio_cap of 'cispo' is null"),
         ("tis", {"ratio_low": 2.0, "ratio_high": 1.0}, r"ratio bounds of tis are \[2.0, 1.0\]"),
         ("topr", {"ratio_high": float("inf")}, r"ratio bounds of topr are \[0.0, inf\]"),
         ("clip_cov", {"fraction": 2.0}, "fraction of selected tokens is 2.0"),
