@@ -14,6 +14,7 @@ from burnish.errors import DataError
 from burnish.outside.reading import strict_json
 from burnish.types import Message
 
+_ANSWERS = ("completion", "responses")
 _PRINTED_TURNS = re.compile(r"\s*(?:array\()?\[\s*\{'(?:role|content|from|value)': ")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
@@ -30,7 +31,7 @@ def text_or_turns(value: Any, row: Row, path: str, *, role: str) -> str | tuple[
     """Text as it stands, or turns: a message, a list of messages, or either as a JSON string."""
     if isinstance(value, str):
         written = _turns_in_json(value, role)
-        if written is None and _PRINTED_TURNS.match(value) and role != "completion":
+        if written is None and _PRINTED_TURNS.match(value) and role not in _ANSWERS:
             raise DataError(
                 f"{row.where}: column {path!r} ({role}) holds a conversation as Python prints it: {describe(value)}",
                 remedy="save it with json.dumps, or the whole table as JSON lines or Parquet",
@@ -59,9 +60,8 @@ def _turns_in_json(text: str, role: str) -> list[Any] | None:
     turns = [said] if is_one else said
     if not isinstance(turns, list) or not all(isinstance(t, Mapping) and t.keys() & {"role", "from"} for t in turns):
         return None
-    first = turns[0].get("role", turns[0].get("from"))
-    is_answer = role in ("completion", "responses") or (is_one and role != "prompt")
-    return None if is_answer and first not in ("assistant", "gpt") else turns
+    is_answer = role in _ANSWERS or (is_one and role != "prompt")
+    return None if is_answer and turns[0].get("role", turns[0].get("from")) not in ("assistant", "gpt") else turns
 
 
 def tools_at(row: Row, roles: Mapping[str, str]) -> tuple[Mapping[str, Any], ...]:

@@ -117,7 +117,7 @@ CONVERSATION = (Message("user", "Q"), Message("assistant", "A"))
         ('[{"a": 1}]', "prompt", '[{"a": 1}]'),
         ('[{"role": "user", "content": "cut o', "prompt", '[{"role": "user", "content": "cut o'),
         (json.dumps([ASKED, ANSWERED]), "completion", json.dumps([ASKED, ANSWERED])),  # an answer that is data itself
-        (str([ASKED]), "completion", str([ASKED])),
+        (str([ASKED]), "responses", str([ASKED])),
     ],
 )
 def test_a_conversation_may_be_a_json_string(value: object, role: str, read: object) -> None:

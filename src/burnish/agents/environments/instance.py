@@ -184,5 +184,5 @@ class OwnLoop:
 async def _awaited(value: Awaitable[object]) -> object:
     try:
         return await value
-    except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop, and whoever waits would wait for ever
+    except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop, and callers would wait forever
         raise RuntimeError(f"{type(error).__name__}: {error}") from error

@@ -245,7 +245,6 @@ class ConversationHost:
     A process serves one conversation at a time. An environment has it from the beginning to the end, so whatever goes
     wrong there ends no other conversation; functions have it for one call.
 
-
     schemas: of all tools, the environment's last. environment_tools: their names. answers_text: whether the
     environment answers turns that call no tool. Raises ConfigError if tools or environment cannot be loaded.
     """
