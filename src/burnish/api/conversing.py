@@ -23,11 +23,9 @@ from burnish.rollouts.engine import OnFinished, Requests, RolloutEngine, Samplin
 from burnish.trainers.rl.setup.conversations import open_partner, talk_with
 from burnish.trainers.rl.setup.domains import build_sampling
 from burnish.trainers.rl.setup.feeds import load_prompt_set, with_template
-from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest
+from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest, Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from burnish.models.loading import LoadedModel
 
 EngineFor = Callable[[int], tuple[RolloutEngine, int]]
@@ -168,7 +166,7 @@ def domain_with_conversations(config: RlConfig, name: str | None) -> DomainSetti
 class TypedTurns(RolloutEngine):
     """An engine whose turns somebody types, in the place of the policy."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, typed: TypeTurn) -> None:
+    def __init__(self, tokenizer: Tokenizer, typed: TypeTurn) -> None:
         self._tokenizer = tokenizer
         self._typed = typed
         self._known = 0

@@ -26,11 +26,11 @@ from burnish.config.schema_data import DataSource
 from burnish.errors import CheckpointError, ConfigError, DataError
 from burnish.observability.atomic import write_text_atomically
 from burnish.rewards.constructors import FunctionReward, name_of
-from burnish.types import Json
+from burnish.types import Json, Tokenizer
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 Rows = Sequence[Mapping[str, object]]
 _TORN = ".inputs-"
@@ -47,7 +47,7 @@ class Inputs:
     folder: Path
     rows: dict[str, Rows] = field(default_factory=dict)
     tables: dict[str, Dataset] = field(default_factory=dict)
-    models: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]] = field(default_factory=dict)
+    models: dict[str, tuple[PreTrainedModel, Tokenizer]] = field(default_factory=dict)
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from burnish.data.chat import encode_bare
 from burnish.data.rows import describe
@@ -14,10 +13,7 @@ from burnish.data.template import Template
 from burnish.data.turn_frame import TurnFrame, shared_length
 from burnish.data.written_parts import Part, written_parts
 from burnish.errors import DataError
-from burnish.types import Message
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Message, Tokenizer
 
 Span = tuple[int, int]  # characters [begin, end) of the rendered conversation
 
@@ -203,9 +199,7 @@ def _begin_of_turn(before: Sequence[Message], whole: str, template: Template, wh
     return shared if whole.startswith(bare) and shared > len(bare) else None
 
 
-def _tokens_of_spans(
-    text: str, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[int], list[bool]]:
+def _tokens_of_spans(text: str, spans: Sequence[Span], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
     """Tokens of the text, and whether each begins in one of the spans."""
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     # A token of zero characters, which some tokenizers make, belongs to no span.
@@ -215,9 +209,7 @@ def _tokens_of_spans(
     return list(encoding["input_ids"]), mask
 
 
-def _tokens_by_pieces(
-    text: str, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[int], list[bool]]:
+def _tokens_by_pieces(text: str, spans: Sequence[Span], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
     """Like `_tokens_of_spans`, for a tokenizer that gives no offsets: each piece is encoded separately."""
     tokens: list[int] = []
     mask: list[bool] = []

@@ -11,16 +11,13 @@ from contextlib import suppress
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from burnish.data.rows import check_length, describe
 from burnish.data.template import ChatFormat, Template
 from burnish.errors import DataError
 from burnish.outside.reading import reading
-from burnish.types import Message, Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Message, Prompt, Tokenizer
 
 _Row = TypeVar("_Row")
 Tokens = tuple[int, ...]
@@ -33,7 +30,7 @@ AUTO = ChatFormat()
 PLAIN = ChatFormat("never")
 
 
-def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat = AUTO) -> tuple[int, ...]:
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, chat: ChatFormat = AUTO) -> tuple[int, ...]:
     """Token ids that the policy continues.
 
     `auto` uses the chat template for conversations and leaves text plain. `always` makes text a user turn. `never`
@@ -44,7 +41,7 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: Chat
     return Encoder(tokenizer).prompt(prompt.id, written(prompt, tokenizer, chat))
 
 
-def written(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat) -> Written:
+def written(prompt: Prompt, tokenizer: Tokenizer, chat: ChatFormat) -> Written:
     """The text of the prompt, and whether the chat template wrote it."""
     if not uses_template(prompt, chat):
         return plain_text(prompt), False
@@ -57,7 +54,7 @@ def uses_template(prompt: Prompt, chat: ChatFormat) -> bool:
     return chat.chat == "always" or (chat.chat == "auto" and prompt.messages is not None)
 
 
-def encode_response(prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat = AUTO) -> Tokens:
+def encode_response(prompt: Prompt, text: str, tokenizer: Tokenizer, chat: ChatFormat = AUTO) -> Tokens:
     """Token ids that the policy would sample to answer the prompt with this text (no EOS is added)."""
     if uses_template(prompt, chat):
         return encode_bare(text, tokenizer)
@@ -67,7 +64,7 @@ def encode_response(prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBas
 class Encoder:
     """Encodes texts, and together the ones that are announced, which takes a fraction of the time."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._known: dict[Written, Tokens] = {}
 
@@ -165,7 +162,7 @@ def cut_front(tokens: Tokens, limit: int, bos_token_id: int | None) -> Tokens:
     return tokens[len(tokens) - limit :]
 
 
-def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def encode_text(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Tokens of plain text with the special tokens that the tokenizer puts before it, but none after it."""
     tokens = _ids(text, tokenizer, add_special_tokens=True)
     if not tokens or tokens[-1] not in tokenizer.all_special_ids:
@@ -181,7 +178,7 @@ def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...
     return tuple(tokens)
 
 
-def _encode_together(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, bare: bool) -> list[Tokens]:
+def _encode_together(texts: list[str], tokenizer: Tokenizer, *, bare: bool) -> list[Tokens]:
     """Tokens of each text, as `encode_bare` or `encode_text` gives them."""
     for text in texts:
         check_length(text)
@@ -191,12 +188,12 @@ def _encode_together(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, ba
     return [encode_text(text, tokenizer) if special.intersection(ids[-1:]) else tuple(ids) for text, ids in pairs]
 
 
-def encode_bare(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def encode_bare(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Tokens of the text alone, with no special tokens added."""
     return tuple(_ids(text, tokenizer, add_special_tokens=False))
 
 
-def _ids(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool) -> list[int]:
+def _ids(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:
     check_length(text)
     try:
         # verbose=False: no warning about long texts, because callers compare lengths with the run's own limits.
@@ -209,7 +206,7 @@ def _ids(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: b
         ) from error
 
 
-def text_of_tokens(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
+def text_of_tokens(tokenizer: Tokenizer) -> Callable[[int], str]:
     """Return a function from a token's id to the text it stands for within a sequence. A token that is only part of a
     character gives the tokenizer's replacement character.
 

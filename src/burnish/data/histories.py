@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from burnish.data.chat import encode_bare, turns_of
 from burnish.data.plain_tokens import PlainEncoder, marks, pieces
 from burnish.data.template import Template
 from burnish.errors import DataError
-from burnish.types import Json, Message, Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Json, Message, Prompt, Tokenizer
 
 Opening = str | Sequence[Mapping[str, Json]]
 Heard = Mapping[int, int]
@@ -41,7 +38,7 @@ class HistoryEncoder:
     options: arguments of the template. plain: encodes such messages; None makes one, with a copy of the tokenizer.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     options: Mapping[str, Any] = field(default_factory=dict)
     plain: InitVar[PlainEncoder | None] = None
     _plain: PlainEncoder = field(init=False, repr=False)

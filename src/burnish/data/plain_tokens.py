@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from burnish.data.chat import encode_bare
 from burnish.data.rows import describe
 from burnish.errors import DataError
-from burnish.types import Message
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Message, Tokenizer
 
 _BEGIN, _END = "burnish7begin", "burnish7end"
 
@@ -25,7 +22,7 @@ class PlainEncoder:
     becomes a control token (as with a tokenizer of single characters, one of which ends a turn) is left out.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._control = frozenset([*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()])
         self._control -= {tokenizer.unk_token_id}
@@ -62,16 +59,16 @@ class PlainEncoder:
         return ids
 
 
-def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Any:
+def _without_added_tokens(tokenizer: Tokenizer) -> Any:
     """The tokenizer's own backend without its added tokens; None for a tokenizer in Python, which splits at them."""
     if not tokenizer.is_fast:
         return None
-    from tokenizers import Tokenizer
+    import tokenizers
 
     written = json.loads(tokenizer.backend_tokenizer.to_str())
     written["added_tokens"] = []
     written["post_processor"] = None  # it may name tokens that are gone
-    return Tokenizer.from_str(json.dumps(written))
+    return tokenizers.Tokenizer.from_str(json.dumps(written))
 
 
 def marks(messages: Sequence[Message]) -> tuple[str, str]:

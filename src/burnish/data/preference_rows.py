@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from burnish.data.conversations import (
     in_context,
@@ -20,10 +20,7 @@ from burnish.data.conversations import (
 from burnish.data.loaded_sources import LoadedSource
 from burnish.data.rows import Row, common_length, describe, lookup, number_of, value_at, weight_at
 from burnish.errors import DataError
-from burnish.types import Message
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Message, Tokenizer
 
 Tokens = tuple[int, ...]
 Text = str | tuple[Message, ...]
@@ -49,7 +46,7 @@ class PreferenceRules:
     """Requirements on every row. `candidates`: responses per row; None until the first row has set it."""
 
     candidates: int | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None
+    tokenizer: Tokenizer | None = None
     label_pad_token_id: int | None = None
 
     def after(self, row: PreferenceRow) -> PreferenceRules:

@@ -24,10 +24,9 @@ from burnish.data.preference_tokens import (
 from burnish.data.rows import over_long_error, reading_row
 from burnish.data.template import ChatFormat, refuse_unused_options
 from burnish.errors import DataError
+from burnish.types import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from burnish.config.schema_rm import ComparedFields
 
 
@@ -78,7 +77,7 @@ def is_held_out(conversation: str, fraction: float, *, seed: int) -> bool:
 
 
 def load_preferences(
-    sources: Sequence[DataSource], config: ComparedFields, *, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+    sources: Sequence[DataSource], config: ComparedFields, *, tokenizer: Tokenizer, max_tokens: int
 ) -> PreferenceSet:
     """Comparisons of all sources, read and encoded as the run file says.
 
@@ -111,7 +110,7 @@ def _source_examples(
     loaded: LoadedSource,
     rules: PreferenceRules,
     config: ComparedFields,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     max_tokens: int,
     templated: Counter[str],
 ) -> tuple[list[PreferenceExample], Understanding]:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, Split
 from burnish.config.schema_data import DataSource, QueryConfig
@@ -29,12 +28,8 @@ from burnish.data.rows import Row, describe, over_long_error, reading_row, value
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.text_documents import cut_query
 from burnish.errors import ConfigError, DataError
-from burnish.types import Json, Message, Prompt
+from burnish.types import Json, Message, Prompt, Tokenizer
 from burnish.words import suggestion
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
 _NOTHING_LEFT = "prompts of which truncation left only the text that the chat template adds after them"
@@ -89,7 +84,7 @@ class PromptSet(RowSet):
 def load_prompts(
     sources: Sequence[DataSource],
     *,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     max_prompt_tokens: int | None = None,
     over_long: OverLong = "drop",
     chat: ChatFormat = AUTO,
@@ -191,7 +186,7 @@ _Encoded = list[tuple[Prompt, tuple[int, ...], tuple[int, ...]]]  # (prompt, tok
 
 def _source_prompts(
     reader: _Reader,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     max_prompt_tokens: int | None,
     over_long: OverLong,
     context_tokens: int | None,
@@ -234,7 +229,7 @@ def _source_prompts(
 
 
 def _encoded(
-    asked: Iterator[tuple[Row, Prompt]], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
+    asked: Iterator[tuple[Row, Prompt]], tokenizer: Tokenizer, chat: ChatFormat
 ) -> Iterator[tuple[Row, Prompt, tuple[int, ...]]]:
     """The rows and prompts with their tokens, many encoded together."""
     encoder = Encoder(tokenizer)
@@ -244,7 +239,7 @@ def _encoded(
 
 
 def _cut_prompt(
-    prompt: Prompt, query: QueryConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None, chat: ChatFormat
+    prompt: Prompt, query: QueryConfig, tokenizer: Tokenizer, limit: int | None, chat: ChatFormat
 ) -> Prompt | None:
     def fits(text: str) -> bool:
         return limit is None or len(encode_prompt(replace(prompt, text=text), tokenizer, chat)) <= limit
@@ -269,7 +264,7 @@ def _cut_description(query: QueryConfig) -> str:
 
 
 def _shorten(
-    tokens: tuple[int, ...], limit: int, over_long: OverLong, row: Row, tokenizer: PreTrainedTokenizerBase
+    tokens: tuple[int, ...], limit: int, over_long: OverLong, row: Row, tokenizer: Tokenizer
 ) -> tuple[int, ...] | None:
     if over_long == "drop":
         return None
@@ -278,9 +273,7 @@ def _shorten(
     return cut_front(tokens, limit, tokenizer.bos_token_id)
 
 
-def _nothing_left(
-    prompt: Prompt, tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
-) -> bool:
+def _nothing_left(prompt: Prompt, tokens: tuple[int, ...], tokenizer: Tokenizer, chat: ChatFormat) -> bool:
     """True if truncation left nothing of the last message: another message would leave the same tokens."""
     *before, last = turns_of(prompt)
     other = replace(last, content=last.content + ("y" if last.content.endswith("x") else "x"))

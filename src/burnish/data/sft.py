@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from burnish.config.schema_data import DataSource
 from burnish.data.assistant_turns import encode_with_turns
@@ -16,10 +16,7 @@ from burnish.data.overlap import Asked
 from burnish.data.rows import Row, over_long_error, reading_row, text_at, value_at, weight_at
 from burnish.data.template import ChatFormat, Template, notes_on, refuse_unused_options
 from burnish.errors import DataError
-from burnish.types import Message
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Message, Tokenizer
 
 Encoded = tuple[tuple[int, ...], tuple[bool, ...]]
 
@@ -83,7 +80,7 @@ class SftSet(RowSet):
 def load_sft_examples(
     sources: Sequence[DataSource],
     *,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     max_tokens: int | None = None,
     over_long: OverLong = "drop",
     chat: ChatFormat = AUTO,
@@ -115,7 +112,7 @@ class _Reader:
     that go through the chat template."""
 
     loaded: LoadedSource
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     chat: ChatFormat
     train_on: TrainOn
     skipped: Counter[str] = field(default_factory=Counter)
@@ -264,7 +261,7 @@ def _encode_plain(row_id: str, plain: _Plain, encoder: Encoder, row: Row) -> Enc
     return _without_first((*before, *answer), (False,) * len(before) + (True,) * len(answer))
 
 
-def _with_eos(tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[int, ...]:
+def _with_eos(tokens: tuple[int, ...], tokenizer: Tokenizer, row: Row) -> tuple[int, ...]:
     """The tokens with an EOS at the end, unless the text already ends with one."""
     end = tokenizer.eos_token_id
     if end is None:

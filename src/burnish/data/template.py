@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jinja2
 from jinja2 import ext, meta, nodes, parser
@@ -22,11 +22,8 @@ from burnish.config.schema_data import DataConfig
 from burnish.data.rows import check_length, describe
 from burnish.errors import DataError
 from burnish.outside.reading import reason_of
-from burnish.types import Message
+from burnish.types import Message, Tokenizer
 from burnish.words import did_you_mean
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Chat = Literal["auto", "always", "never"]
 
@@ -58,7 +55,7 @@ class ChatFormat:
 class Template:
     """A tokenizer's chat template, with the options and tools to call it with."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     options: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[Mapping[str, Any], ...] = ()
 
@@ -202,7 +199,7 @@ def template_reads(source: str) -> TemplateReads | None:
     return TemplateReads(frozenset(variables), frozenset(attributes))
 
 
-def check_options(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, where: str) -> None:
+def check_options(options: Mapping[str, Any], tokenizer: Tokenizer, *, where: str) -> None:
     """Raise DataError for an option that no template of the tokenizer reads, because it would have no effect."""
     known = readable_options(tokenizer) if options else None
     if known is None:
@@ -216,7 +213,7 @@ def check_options(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
             )
 
 
-def readable_options(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:
+def readable_options(tokenizer: Tokenizer) -> frozenset[str] | None:
     """The options that the templates of a tokenizer read; None if one of them cannot be parsed."""
     templates = tokenizer.chat_template
     sources = list(templates.values()) if isinstance(templates, dict) else [templates]
@@ -277,7 +274,7 @@ def _turn_of(message: Message, *, in_parts: bool) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _roles_with_parts(tokenizer: PreTrainedTokenizerBase, source: str) -> frozenset[str]:
+def _roles_with_parts(tokenizer: Tokenizer, source: str) -> frozenset[str]:
     """Roles whose content the template writes only if it is a list of parts, as templates of multimodal models may
     require."""
     reads = template_reads(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,9 +21,7 @@ from burnish.models.reference import FrozenReference
 from burnish.models.resting import rest_frozen
 from burnish.models.roles import Reference
 from burnish.models.tokenizers import require_same_tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Tokenizer
 
 
 class Tutor(Protocol):
@@ -56,9 +54,7 @@ class Teacher:
         return self._compared(student, self._scorer.below_head(batch, positions), targets_N)
 
 
-def check_same_tokens(
-    theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, path: str, field: str = "teacher.path"
-) -> None:
+def check_same_tokens(theirs: Tokenizer, ours: Tokenizer, path: str, field: str = "teacher.path") -> None:
     """Raise ModelError unless each token id means the same to teacher and student: they are compared id by id."""
     remedy = "use a teacher with the student's tokenizer, or train on texts that it has written (burnish sft)"
     require_same_tokens(field, path, theirs, ours, remedy=remedy, no_more=True)

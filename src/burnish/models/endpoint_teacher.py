@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from anyio.from_thread import start_blocking_portal
@@ -25,9 +25,7 @@ from burnish.forward.batch import Batch, Text
 from burnish.forward.divergences import Likeliest
 from burnish.forward.logprobs import LEAST_LOGPROB
 from burnish.outside.endpoint_client import EndpointClient, FinalAnswer, growing_pause
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Tokenizer
 
 PROBED_IDS = 512
 """Token ids whose texts are compared before the run, spread over the vocabulary."""
@@ -74,7 +72,7 @@ class EndpointTeacher:
         found = self.ask([(*prompt, *response) for prompt, response in texts], partial(_likeliest, k=k), k)
         return [whole.at(slice(len(prompt) - 1, None)) for (prompt, _), whole in zip(texts, found, strict=True)]
 
-    def check(self, tokenizer: PreTrainedTokenizerBase, longest: int, *, compare_texts: bool) -> None:
+    def check(self, tokenizer: Tokenizer, longest: int, *, compare_texts: bool) -> None:
         """Ask about texts of as many tokens as the `longest` of the run, with ids from all over the vocabulary. Raises
         ModelError also for an id that stands for another text there, unless the tokenizers have been compared."""
         texts = probe(tokenizer, longest)
@@ -175,7 +173,7 @@ def _likeliest(entries: Sequence[Entries], k: int) -> Likeliest:
     return Likeliest(ids_TK, torch.cat((logprobs_TK, rest_T1), -1).float())
 
 
-def probe(tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[int]]:
+def probe(tokenizer: Tokenizer, longest: int) -> list[list[int]]:
     """Texts of `longest` tokens, in which each of the probed ids follows another: every one of them that is a text by
     itself, or an even selection."""
     added = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}  # some stand for images, which are not sent

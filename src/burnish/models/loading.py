@@ -47,10 +47,10 @@ from burnish.models.weight_checks import (
     refuse_mismatched,
 )
 from burnish.outside.reading import reading
-from burnish.types import UseKernels
+from burnish.types import Tokenizer, UseKernels
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED_CONTEXT = 1 << 30
@@ -76,7 +76,7 @@ class LoadedModel:
     """
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     context_length: int
@@ -179,7 +179,7 @@ def _load_model(
 
 def _with_tokenizer(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     config: ModelConfig,
     raw_config: dict[str, Any],
     generation_config: dict[str, Any],
@@ -410,7 +410,7 @@ def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
     )
 
 
-def _context_length(model_config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, str | None]:
+def _context_length(model_config: PretrainedConfig, tokenizer: Tokenizer) -> tuple[int, str | None]:
     # Config classes have no common field for this. These are the names in use.
     text_config = model_config.get_text_config()
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):

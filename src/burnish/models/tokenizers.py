@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from burnish.config.names import KEEP_THINKING
 from burnish.config.schema_data import ModelConfig
@@ -15,12 +15,10 @@ from burnish.models.chat_templates import check_template, keep_thinking
 from burnish.models.folders import nearest_folder_hint, resolve_source
 from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids
 from burnish.outside.reading import file_problem, reading
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Tokenizer
 
 
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(config: ModelConfig) -> Tokenizer:
     """The tokenizer of a run, with its chat template replaced if the run file says so. Loads no weights.
 
     Raises ModelError if there is none or it is of an unknown kind.
@@ -87,7 +85,7 @@ def _kind_of_model(folder: Path) -> dict[str, object] | None:
     return {"name_or_path": str(folder)} | {key: model[key] for key in ("model_type", "model_name") if key in model}
 
 
-def _check_templates(tokenizer: PreTrainedTokenizerBase, path: str, *, replaced: bool) -> None:
+def _check_templates(tokenizer: Tokenizer, path: str, *, replaced: bool) -> None:
     name = "model.chat_template" if replaced else f"the chat template of {path!r}"
     templates = tokenizer.chat_template or {}
     if not isinstance(templates, (str, dict)):
@@ -97,7 +95,7 @@ def _check_templates(tokenizer: PreTrainedTokenizerBase, path: str, *, replaced:
         check_template(template, tuple(tokens.items()), name, must_parse=replaced)
 
 
-def chat_template_for(tokenizer: PreTrainedTokenizerBase, value: str) -> str | dict[str, str]:
+def chat_template_for(tokenizer: Tokenizer, value: str) -> str | dict[str, str]:
     """Return the template that `model.chat_template` means: for `keep_thinking` the tokenizer's own, changed; else the
     value itself if it contains a brace, or the text of the file that it names. Raises ModelError."""
     if value == KEEP_THINKING:
@@ -125,7 +123,7 @@ def chat_template_for(tokenizer: PreTrainedTokenizerBase, value: str) -> str | d
         return file.read_text(encoding="utf-8")
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, num_embeddings: int, *, path: str) -> int:
+def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, path: str) -> int:
     """The largest id of the tokenizer. Raises ModelError if the model has no embedding for it."""
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= num_embeddings:
@@ -136,12 +134,12 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, num_embeddings: int, *,
     return largest
 
 
-def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
+def same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
     """Return whether both map the same tokens to the same ids and have the same end-of-sequence token."""
     return first.get_vocab() == second.get_vocab() and first.eos_token_id == second.eos_token_id
 
 
-def vocabulary_difference(theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase) -> str | None:
+def vocabulary_difference(theirs: Tokenizer, ours: Tokenizer) -> str | None:
     """Describe one of our tokens that has another id, or none, in `theirs`. None if all our ids mean the same there
     (`theirs` may have more tokens)."""
     known = theirs.get_vocab()
@@ -155,8 +153,8 @@ def vocabulary_difference(theirs: PreTrainedTokenizerBase, ours: PreTrainedToken
 def require_same_tokens(
     field: str,
     path: str,
-    theirs: PreTrainedTokenizerBase,
-    ours: PreTrainedTokenizerBase,
+    theirs: Tokenizer,
+    ours: Tokenizer,
     *,
     remedy: str,
     no_more: bool = False,
@@ -175,7 +173,7 @@ def require_same_tokens(
 
 
 def eos_token_ids(
-    tokenizer: PreTrainedTokenizerBase, raw_config: dict[str, Any], generation_config: dict[str, Any]
+    tokenizer: Tokenizer, raw_config: dict[str, Any], generation_config: dict[str, Any]
 ) -> tuple[int, ...]:
     """Every id that ends a response, according to the generation config, the model's config or the tokenizer.
 
@@ -193,7 +191,7 @@ def eos_token_ids(
 
 
 def choose_pad_token_id(
-    tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...], *, pad_token: str | None
+    tokenizer: Tokenizer, eos_ids: tuple[int, ...], *, pad_token: str | None
 ) -> tuple[int, str | None]:
     """(id to fill rows with, note if it is not the tokenizer's own).
 
@@ -213,7 +211,7 @@ def choose_pad_token_id(
     return int(chosen), f"the tokenizer {reason}; rows are filled with id {chosen} ({token!r}) beyond their length"
 
 
-def _asked_pad(tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...], pad_token: str) -> int:
+def _asked_pad(tokenizer: Tokenizer, eos_ids: tuple[int, ...], pad_token: str) -> int:
     token_id = tokenizer.get_vocab().get(pad_token)
     if token_id is None:
         raise ModelError(

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError
 from burnish.outside.reading import reading
-from burnish.types import FinishReason, Message, Rollout, Turn
+from burnish.types import FinishReason, Message, Rollout, Tokenizer, Turn
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from burnish.config.schema import ScoringConfig
 
 
@@ -28,13 +26,13 @@ if TYPE_CHECKING:
 class Ending:
     """The rules of one run. If `token_id` is None, a response ends where sampling ended it."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     token_id: int | None
     first_position: int
     incomplete_score: float | None
 
     @staticmethod
-    def of(scoring: ScoringConfig, tokenizer: PreTrainedTokenizerBase) -> Ending | None:
+    def of(scoring: ScoringConfig, tokenizer: Tokenizer) -> Ending | None:
         """Make the rules; None if responses are scored unchanged. ConfigError if truncate_token is not one token."""
         if scoring.truncate_token is None and scoring.incomplete_score is None:
             return None
@@ -104,7 +102,7 @@ def end_of(response_tokens: Sequence[int], token_id: int, first_position: int) -
     return next((position + 1 for position in positions if response_tokens[position] == token_id), None)
 
 
-def single_token_id(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+def single_token_id(text: str, tokenizer: Tokenizer) -> int:
     """The id of a token, given as its entry in the vocabulary or as a text that is encoded as one token.
 
     The vocabulary is tried first. Tokenizers like SentencePiece put a space before every text, so a lone `.` would

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -31,10 +31,7 @@ from burnish.rewards.checked_options import checked
 from burnish.rewards.inputs import Item
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.outcome import Outcome, failure, read_result
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, Tokenizer
 
 
 class ModelRewardOptions(Section, defer_build=False):  # its signature lists the options
@@ -64,7 +61,7 @@ class ModelReward:
         to a file in `folder`. OffloadError if there is no room."""
         self.resting = rest_frozen(f"reward model of {self.spec.label!r}", self.model.loaded.model, folder)
 
-    def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> str:
+    def attach_policy(self, tokenizer: Tokenizer) -> str:
         """Score the policy's own tokens if both tokenizers give the same ids, else the text.
 
         Returns a sentence for the user that says which of the two.
@@ -149,7 +146,7 @@ class RewardModels:
         """Load the reward models of these rewards, with the errors of `load_model_reward`."""
         return RewardModels({spec.label: load_model_reward(spec) for spec in specs})
 
-    def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    def attach_policy(self, tokenizer: Tokenizer) -> list[str]:
         """Call `ModelReward.attach_policy` on each model, and return its sentence."""
         return [model.attach_policy(tokenizer) for model in self.models.values()]
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from burnish.algorithms.statistics import wilson_interval
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.errors import DataError
 from burnish.rewards.gold import as_if_sampled
 from burnish.rewards.protocol import RewardScorer
-from burnish.types import Prompt, Rollout
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Prompt, Rollout, Tokenizer
 
 BATCH_ROWS = 256
 
@@ -67,7 +63,7 @@ class PairAgreement:
 def pair_agreement(
     examples: Sequence[PreferenceExample],
     prompts: Mapping[str, Prompt],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     scorer: RewardScorer,
 ) -> PairAgreement:
     """Score all responses of comparisons. The responses to one prompt are a group, as judges that compare need it.
@@ -90,7 +86,7 @@ def pair_agreement(
     return PairAgreement(tuple(pairs))
 
 
-def _rollouts(example: PreferenceExample, group: int, tokenizer: PreTrainedTokenizerBase) -> list[Rollout]:
+def _rollouts(example: PreferenceExample, group: int, tokenizer: Tokenizer) -> list[Rollout]:
     """Responses of a comparison as if a policy had sampled them."""
     texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in example.responses_tokens]
     return [

@@ -26,19 +26,16 @@ from burnish.rewards.loading import RewardSpec, function_named, load_reward
 from burnish.rewards.outcome import failure
 from burnish.rewards.pool import Outcomes, WorkerPool
 from burnish.rewards.specs import Numbered, RunReward, asks_for_answers, check_rows, specs_of
-from burnish.types import Metric, Prompt, Reduction, RewardStatus, Rollout
+from burnish.types import Metric, Prompt, Reduction, RewardStatus, Rollout, Tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from transformers import PreTrainedTokenizerBase
 
     from burnish.config.schema import RewardConfig, SandboxConfig, ScoringConfig
     from burnish.rewards.judging.judges import Judges
     from burnish.rewards.judging.local import OpenModel
     from burnish.rewards.model_reward import RewardModels
     from burnish.rewards.protocol import ScoringModels
-
 
 MAX_REASON = 1000  # characters of the first failure in a message
 
@@ -122,7 +119,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         """Process ids of the living workers."""
         return self._pool.pids
 
-    def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    def attach_policy(self, tokenizer: Tokenizer) -> list[str]:
         """Set the tokenizer of the rollouts, for reward models and for the rules on where responses end.
 
         Until then responses are scored unchanged. Returns a sentence for each reward model, to be shown to the user.

@@ -16,11 +16,9 @@ from burnish.models.loading import load_model
 from burnish.rewards.judging.local import ModelAnswer
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.registry import engine_of
-from burnish.types import FinishReason, Message, Prompt, RolloutRequest
+from burnish.types import FinishReason, Message, Prompt, RolloutRequest, Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from burnish.forward.fast_paths import FastPaths
     from burnish.rewards.judging.options import JudgeOptions
     from burnish.rewards.judging.prompts import Messages
@@ -34,7 +32,7 @@ class LocalModel:
 
     name: str
     engine: RolloutEngine
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     context_length: int
     sampling: Sampling
     seed: int
@@ -88,7 +86,7 @@ def open_model(options: JudgeOptions, paths: FastPaths | None = None) -> LocalMo
     )
 
 
-def _check_template(options: JudgeOptions, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_template(options: JudgeOptions, tokenizer: Tokenizer) -> None:
     """Render the turns that a repair needs: a question, an answer, and a second question."""
     roles = [*([] if options.system == "" else ["system"]), "user", "assistant", "user"]
     turns = tuple(Message(role, f"The {role} says {number}.") for number, role in enumerate(roles))

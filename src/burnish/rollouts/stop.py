@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from burnish.rollouts.engine import Sampling
-from burnish.types import FinishReason
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import FinishReason, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +18,10 @@ class StopConditions:
 
     token_ids: frozenset[int]
     texts: tuple[str, ...]
-    tokenizer: PreTrainedTokenizerBase = field(repr=False)
+    tokenizer: Tokenizer = field(repr=False)
 
     @staticmethod
-    def of(sampling: Sampling, eos_token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> StopConditions:
+    def of(sampling: Sampling, eos_token_ids: Sequence[int], tokenizer: Tokenizer) -> StopConditions:
         own = frozenset[int]() if sampling.ignore_eos else frozenset(eos_token_ids)
         return StopConditions(own | frozenset(sampling.stop_token_ids), sampling.stop, tokenizer)
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -44,10 +43,7 @@ from burnish.trainers.run_folder import record_paths, recorded_paths
 from burnish.trainers.sft import SftRun, build_sft_batch, open_policy, open_sft_run, texts_of
 from burnish.trainers.teacher_cache import KeptTeacher, ScoreTexts, keep
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import RolloutRequest
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import RolloutRequest, Tokenizer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,9 +205,7 @@ def preview_distill(config: DistillConfig, facts: ModelFacts | None, *, here: bo
     return preview_of_data(config, facts, _count_examples, "examples", here=here, models=teacher)
 
 
-def _count_examples(
-    config: DistillConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None
-) -> Preview:
+def _count_examples(config: DistillConfig, context_tokens: int | None, tokenizer: Tokenizer | None) -> Preview:
     path = config.teacher.path
     if tokenizer is not None and path is not None and Path(path).expanduser().exists():
         check_same_tokens(load_tokenizer(teacher_model(config)), tokenizer, path)

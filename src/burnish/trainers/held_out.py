@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -41,9 +41,7 @@ from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredC
 from burnish.trainers.reward_model.preference_metrics import histogram as score_histogram
 from burnish.trainers.run_folder import recorded_paths
 from burnish.trainers.sft import held_out_loss, heldout_examples, load_examples
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Tokenizer
 
 SftConfigT = TypeVar("SftConfigT", bound=SftConfig)
 
@@ -113,7 +111,7 @@ def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None 
 
 def _comparisons(config: RmConfig, model: RewardModel, console: Console) -> tuple[LengthRule | None, PreferenceSet]:
     """The length rule of the training comparisons (None if they can no longer be read), and the held-out ones."""
-    tokenizer: PreTrainedTokenizerBase = model.loaded.tokenizer
+    tokenizer: Tokenizer = model.loaded.tokenizer
     limit = min(config.max_tokens, model.loaded.context_length)
     if not config.data.eval:
         train, heldout = load_comparisons(config, tokenizer, limit, console, check_fits_loss)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -26,9 +26,7 @@ from burnish.trainers.reward_model.loop import check_fits_loss, comparisons_of, 
 from burnish.trainers.reward_model.normalization import check_measured
 from burnish.trainers.rl.setup.preflight import check_model_source, local_tokenizer, notes_on, preview_elsewhere
 from burnish.trainers.sft import Schedule, load_examples
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Tokenizer
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
@@ -49,7 +47,7 @@ def preview_rm(config: RmConfig, facts: ModelFacts | None, *, here: bool) -> Pre
 def preview_of_data(
     config: ConfigT,
     facts: ModelFacts | None,
-    count: Callable[[ConfigT, int | None, PreTrainedTokenizerBase | None], Preview],
+    count: Callable[[ConfigT, int | None, Tokenizer | None], Preview],
     rows: str,
     *,
     here: bool,
@@ -75,7 +73,7 @@ def preview_of_data(
     return replace(found, notes=(*found.notes, *notes))
 
 
-def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
+def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: Tokenizer | None) -> Preview:
     """Count the examples of local data; without a tokenizer only rows are counted."""
     if tokenizer is None:
         tables = [
@@ -92,7 +90,7 @@ def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: Pre
     return Preview(len(train), sum(train.lengths()), steps, tuple(twice))
 
 
-def compared_rows(config: RmConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
+def compared_rows(config: RmConfig, context_tokens: int | None, tokenizer: Tokenizer | None) -> Preview:
     """Count the comparisons of local data; without a tokenizer only rows are counted."""
     if tokenizer is None:
         counts = [count_comparisons(some, config) if some else 0 for some in (config.data.train, config.data.eval)]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -42,10 +42,7 @@ from burnish.trainers.rl.batching import padded
 from burnish.trainers.rl.objective import LikelihoodObjective
 from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import Metric, Reduction
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Metric, Reduction, Tokenizer
 
 EVALUATION_ROWS = 64
 """Held-out examples scored at once."""
@@ -312,9 +309,7 @@ def unheard_end(last: Counter[int], loaded: LoadedModel) -> list[str]:
     ]
 
 
-def load_examples(
-    config: SftConfig, tokenizer: PreTrainedTokenizerBase, context_length: int | None, split: str
-) -> SftSet:
+def load_examples(config: SftConfig, tokenizer: Tokenizer, context_length: int | None, split: str) -> SftSet:
     """The examples of data.train or data.eval (`split`), within the limits of the run. `context_length`: the model's,
     if known."""
     sources = config.data.train if split == "train" else config.data.eval
@@ -331,7 +326,7 @@ def load_examples(
     )
 
 
-def response_ends(last: Counter[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def response_ends(last: Counter[int], tokenizer: Tokenizer) -> list[int]:
     """Control tokens among the last ones of responses in training. A token that ends only a few comes from
     truncation."""
     control = tokenizer.added_tokens_decoder

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from burnish.agents.endpoint.requests import Others, Terms, texts_in
 from burnish.agents.observations import ObservationFormat, keep
@@ -20,10 +19,7 @@ from burnish.data.template import Template, readable_options
 from burnish.errors import ConfigError, DataError
 from burnish.outside.listening import RefusedError, wrong
 from burnish.rollouts.engine import Sampling
-from burnish.types import Json, Message
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Json, Message, Tokenizer
 
 Schemas = tuple[Mapping[str, Json], ...]
 _WHERE = "messages"
@@ -39,7 +35,7 @@ class Speech:
     one, with a copy of the tokenizer.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     stop_token_ids: frozenset[int]
     options: Mapping[str, Json] = field(default_factory=dict)
     parser: ToolParser | None = None
@@ -54,7 +50,7 @@ class Speech:
 
     @staticmethod
     def of(
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         stop_token_ids: Iterable[int],
         options: Mapping[str, Json],
         *,
@@ -198,7 +194,7 @@ class Speech:
         return any(name in text for name in self._special)
 
 
-def renderer(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Json], where: str) -> Render:
+def renderer(tokenizer: Tokenizer, options: Mapping[str, Json], where: str) -> Render:
     """Return a writer of turns by the chat template, for `recognise`. where: for messages."""
 
     def render(turns: Sequence[Mapping[str, Json]], offered: Sequence[Mapping[str, Json]]) -> str:

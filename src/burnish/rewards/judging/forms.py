@@ -7,7 +7,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from burnish.errors import ConfigError
 from burnish.rewards.inputs import Item, Signature
@@ -16,10 +16,7 @@ from burnish.rewards.judging.client import NoVerdictError
 from burnish.rewards.judging.options import Criterion, JudgeOptions, criteria_of
 from burnish.rewards.judging.prompts import PromptWriter, clean
 from burnish.rewards.judging.verdicts import AnswerForm, Scale, listed_scores_wanted, named_scores_wanted, score_wanted
-from burnish.types import RewardStatus, Score
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import RewardStatus, Score, Tokenizer
 
 T = TypeVar("T")
 
@@ -36,7 +33,7 @@ class Judge:
     signature: Signature
     special_tokens: frozenset[str] = frozenset()
     """Tokens of the judge's tokenizer, if it is known, and of the policy's, to be removed from responses."""
-    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
 
     @staticmethod
     def of(label: str, options: JudgeOptions) -> Judge:
@@ -49,7 +46,7 @@ class Judge:
         signature = Signature(label, tuple(dict.fromkeys(["response", *needed, *tokens])))
         return Judge(label, options, writer, options.read_scale(), options.read_criteria(), signature)
 
-    def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def attach_policy(self, tokenizer: Tokenizer) -> None:
         """Remove the policy's special tokens from responses, too, and place the scores of steps on its tokens."""
         self.tokenizer = tokenizer
         self.special_tokens |= {str(token) for token in tokenizer.all_special_tokens}
@@ -144,7 +141,7 @@ def split_steps(response: str, pattern: str, most: int) -> list[tuple[int, int]]
     return steps if len(steps) <= most else [*steps[: most - 1], (steps[most - 1][0], steps[-1][1])]
 
 
-def last_tokens(tokens: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def last_tokens(tokens: Sequence[int], ends: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """For each end (in characters of the decoded tokens) the position of the token that completes it.
 
     The text of the first k tokens is decoded for the k that a binary search needs. A character cut in the middle

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -25,10 +24,7 @@ from burnish.rewards.judging.options import JudgeOptions
 from burnish.rewards.judging.pairwise import Found, win_rates
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.outcome import Outcome, failure
-from burnish.types import Metric, RewardStatus, Rollout, RowKey, Score
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Metric, RewardStatus, Rollout, RowKey, Score, Tokenizer
 
 Begun = Sequence[tuple[Sequence[int], Future[list[Found]]]]
 """The positions of responses that are judged together, and the future with their results."""
@@ -71,7 +67,7 @@ class Judges:
         """Signature of a judge: the row values and columns that it reads."""
         return self._benches[label].judge.signature
 
-    def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def attach_policy(self, tokenizer: Tokenizer) -> None:
         """Call `Judge.attach_policy` on each judge."""
         for bench in self._benches.values():
             bench.judge.attach_policy(tokenizer)

@@ -38,10 +38,10 @@ from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_trial import choose_static, takes_static
 from burnish.rollouts.sampling import check_sampling
 from burnish.rollouts.stop import StopConditions
-from burnish.types import Metric, Reduction, Rollout, RolloutRequest, UseKernels
+from burnish.types import Metric, Reduction, Rollout, RolloutRequest, Tokenizer, UseKernels
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from burnish.models.loading import LoadedModel
 
@@ -203,7 +203,7 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
         self,
         model: PreTrainedModel,
         *,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         eos_token_ids: Sequence[int],
         pad_token_id: int,
         context_length: int,

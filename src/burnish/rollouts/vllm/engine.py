@@ -37,11 +37,10 @@ from burnish.rollouts.vllm.changes import WeightPushes
 from burnish.rollouts.vllm.heads import ConfigJson
 from burnish.rollouts.vllm.process import SCRIPT, EngineProcess, Message, WorkerFault, WorkerLost
 from burnish.rollouts.vllm.traits import TRAITS
-from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest
+from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest, Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
+    from transformers import PreTrainedModel
 
 _TOKENS_PER_STEP = 4096
 """Prompt tokens that vLLM reads at once on a CPU, unless the context is longer."""
@@ -80,7 +79,7 @@ class VllmWorker:
     """
 
     pushes: WeightPushes
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     settings: VllmConfig
     log: Path
     script: Path
@@ -234,7 +233,7 @@ class VllmEngine(RestingEngine):
         self,
         model: PreTrainedModel,
         *,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         eos_token_ids: Sequence[int],
         pad_token_id: int,
         context_length: int,

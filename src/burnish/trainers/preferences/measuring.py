@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from torch import Tensor
@@ -33,9 +32,7 @@ from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metr
 from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rule, load_comparisons, planned_steps
 from burnish.trainers.rl.setup.preflight import local_tokenizer
 from burnish.trainers.run_folder import recorded_paths
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Tokenizer
 
 
 def preview_prefer(config: PreferConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
@@ -45,7 +42,7 @@ def preview_prefer(config: PreferConfig, facts: ModelFacts | None, *, here: bool
     return preview_of_data(config, facts, count_rows, "comparisons", here=here, models=models)
 
 
-def count_rows(config: PreferConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
+def count_rows(config: PreferConfig, context_tokens: int | None, tokenizer: Tokenizer | None) -> Preview:
     """Count the rows of local data, and the tokens of their texts; without a tokenizer only rows are counted."""
     if tokenizer is None:
         counts = [count_comparisons(some, config) if some else 0 for some in (config.data.train, config.data.eval)]

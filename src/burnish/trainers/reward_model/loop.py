@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from torch import Tensor
@@ -44,11 +44,7 @@ from burnish.trainers.reward_model.normalization import Measure, check_measured,
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
 from burnish.trainers.sft import unheard_end
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import Metric, Reduction
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+from burnish.types import Metric, Reduction, Tokenizer
 
 ComparedT = TypeVar("ComparedT", bound=ComparedFields)
 
@@ -261,7 +257,7 @@ def planned_steps(steps: int | None, optimization: RmOptimizationConfig, compari
 
 def load_comparisons(
     config: ComparedT,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     max_tokens: int,
     console: Console,
     check: Callable[[ComparedT, PreferenceSet], None],
@@ -285,7 +281,7 @@ def load_comparisons(
 def load_set(
     config: ComparedT,
     sources: Sources,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     max_tokens: int,
     console: Console,
     check: Callable[[ComparedT, PreferenceSet], None],

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -28,10 +27,7 @@ from burnish.observability.console import say
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.registry import engine_of
 from burnish.trainers.chaining import with_weights
-from burnish.types import RolloutRequest
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import RolloutRequest, Tokenizer
 
 Tokens = tuple[int, ...]
 
@@ -60,9 +56,7 @@ def measured_pairs(
     return _references(config, loaded.tokenizer, loaded.context_length, train)
 
 
-def check_measured(
-    config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
-) -> None:
+def check_measured(config: RmConfig, tokenizer: Tokenizer, context_length: int, train: PreferenceSet) -> None:
     """Raise errors of the normalisation now, instead of after the last step of the run; samples nothing."""
     if config.normalization.kind == "none":
         return
@@ -86,7 +80,7 @@ def _policy_model(config: RmConfig) -> ModelConfig:
     return with_weights(own.model_copy(update={"tokenizer": None}) if has_its_own else own, policy)
 
 
-def _check_vocabulary(policy: str, its: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase) -> None:
+def _check_vocabulary(policy: str, its: Tokenizer, ours: Tokenizer) -> None:
     if its.get_vocab() != ours.get_vocab():
         raise ConfigError(
             f"normalization.policy {policy!r} and the reward model have different tokenizers",
@@ -95,7 +89,7 @@ def _check_vocabulary(policy: str, its: PreTrainedTokenizerBase, ours: PreTraine
 
 
 def _references(
-    config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
+    config: RmConfig, tokenizer: Tokenizer, context_length: int, train: PreferenceSet
 ) -> list[PromptResponse]:
     """Read completions from `normalization.references`, or else take the best responses of the training comparisons."""
     settings = config.normalization
@@ -140,9 +134,7 @@ def _policy_responses(
     return [(rollout.prompt_tokens, rollout.response_tokens) for rollout in rollouts]
 
 
-def _prompts(
-    config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
-) -> Sequence[Tokens]:
+def _prompts(config: RmConfig, tokenizer: Tokenizer, context_length: int, train: PreferenceSet) -> Sequence[Tokens]:
     """Load the prompts that leave room for a response. ConfigError if there are none."""
     settings = config.normalization
     room = min(config.max_tokens, context_length) - settings.max_response_tokens

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,10 +18,7 @@ from burnish.forward.batch import Batch, present
 from burnish.models.roles import Reference
 from burnish.trainers.rl.batching import padded
 from burnish.trainers.rl.credit.by_domain import Row
-from burnish.types import Metric, Prompt, Reduction
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Metric, Prompt, Reduction, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ class TeacherPrompts:
     the run file has it."""
 
     template: str
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     chat: ChatFormat
     field: str
 

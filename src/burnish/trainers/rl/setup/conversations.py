@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -40,11 +40,8 @@ from burnish.observability.console import say
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.rl.setup.agents import Agents, open_agents, open_host
 from burnish.trainers.rl.setup.feeds import with_template
-from burnish.types import Json, Prompt
+from burnish.types import Json, Prompt, Tokenizer
 from burnish.words import did_you_mean
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 REMOTE_AT_ONCE = 16
 """Calls of the tool `python` that a server runs at a time, unless the run file says otherwise."""
@@ -59,7 +56,7 @@ class Conversations:
     schemas: Mapping[str, Schemas] = field(default_factory=dict)
     talks: dict[str, tuple[Talk, Prompt]] = field(default_factory=dict)
     single: set[str] = field(default_factory=set)
-    tokenizer: PreTrainedTokenizerBase | None = None
+    tokenizer: Tokenizer | None = None
     agents: Agents = field(default_factory=Agents)
 
     def offered(self, domain: str) -> tuple[Mapping[str, Json], ...]:
@@ -226,7 +223,7 @@ def _is_mended_by_keeping_thinking(template: Template, observers: Sequence[Obser
 
 
 def _parser(
-    conversation: ConversationConfig, where: str, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, schemas: Schemas
+    conversation: ConversationConfig, where: str, tokenizer: Tokenizer, chat: ChatFormat, schemas: Schemas
 ) -> tuple[ToolParser | None, str]:
     """Choose the parser of tool calls, and return it with its name. None and "" without tools."""
     if not schemas:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, Split, sources_of
 from burnish.config.schema import RlConfig
@@ -14,16 +13,13 @@ from burnish.data.prompts import ELSEWHERE, DomainRows, PromptSet, check_golds, 
 from burnish.data.template import ChatFormat, refuse_unused_options
 from burnish.errors import ConfigError
 from burnish.models.tokenizers import chat_template_for
-from burnish.types import Json
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Json, Tokenizer
 
 
 def load_prompt_set(
     config: RlConfig,
     domain: DomainSettings,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     context_tokens: int | None,
     split: Split,
     offered: tuple[Mapping[str, Json], ...] = (),
@@ -70,7 +66,7 @@ def _left_out(prompts: PromptSet) -> str:
     return f" (left out: {reasons})" if reasons else ""
 
 
-def with_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> PreTrainedTokenizerBase:
+def with_template(tokenizer: Tokenizer, template: str | None) -> Tokenizer:
     """The tokenizer with this chat template, if one is given."""
     if template is None:
         return tokenizer

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from burnish.algorithms.advantages import Estimator
 from burnish.checkpointing.run import RunDirectory
@@ -46,11 +45,7 @@ from burnish.rollouts.registry import can_stop
 from burnish.trainers.rl.algorithm import AlgorithmParts, reads_responses_alone, resolve_algorithm
 from burnish.trainers.rl.difficulty import recorded_files_of
 from burnish.trainers.rl.setup.feeds import load_prompt_set
-from burnish.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+from burnish.types import Prompt, Tokenizer
 
 SPLITS: tuple[Split, Split] = ("train", "eval")
 Prompts = PromptSet | Sequence[Prompt]
@@ -138,7 +133,7 @@ def preview(config: RlConfig, facts: ModelFacts | None) -> Preview:
 
 def preview_elsewhere(
     config: RunConfig,
-    count: Callable[[PreTrainedTokenizerBase | None], Preview],
+    count: Callable[[Tokenizer | None], Preview],
     check: Callable[[Collection[str]], None] | None = None,
 ) -> Preview:
     """Preview a run for another machine. Files that are not here are left out and noted, and rewards are not tried.
@@ -170,14 +165,14 @@ def _is_absent(place: NamedPlace, source: DataSource | None) -> bool:
     return source is None or not needs_download(source)
 
 
-def local_rows(config: RlConfig, facts: ModelFacts | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
+def local_rows(config: RlConfig, facts: ModelFacts | None, tokenizer: Tokenizer | None) -> Preview:
     """Count the prompts of data on this machine."""
     train, heldout = _local_splits(config, tokenizer, facts)
     return count_prompts(train, heldout, ())
 
 
 def _local_splits(
-    config: RlConfig, tokenizer: PreTrainedTokenizerBase | None, facts: ModelFacts | None
+    config: RlConfig, tokenizer: Tokenizer | None, facts: ModelFacts | None
 ) -> tuple[list[Prompts], list[Prompts]]:
     """Prompts of both splits (`local_prompts`), tried on the teachers' templates and contexts."""
     context = None if facts is None else facts.context_tokens
@@ -313,7 +308,7 @@ def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None
     check_model_folder(resolve_source(model.path, field=field), needs_weights=not model.from_scratch)
 
 
-def _check_teachers(config: RlConfig, ours: PreTrainedTokenizerBase | None) -> None:
+def _check_teachers(config: RlConfig, ours: Tokenizer | None) -> None:
     """Check the folder of each teacher, and its vocabulary where neither has to be downloaded. Asks no endpoint."""
     from burnish.trainers.rl.setup.teachers import check_vocabulary, teacher_model
 
@@ -324,14 +319,14 @@ def _check_teachers(config: RlConfig, ours: PreTrainedTokenizerBase | None) -> N
             check_vocabulary(field, path, load_tokenizer(model), ours)
 
 
-def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
+def local_tokenizer(config: RunConfig) -> Tokenizer | None:
     """Load the tokenizer from its local folder. None if it would have to be downloaded."""
     folder = Path(config.model.tokenizer or config.model.path).expanduser()
     return load_tokenizer(config.model) if folder.exists() else None
 
 
 def local_prompts(
-    config: RlConfig, split: Split, tokenizer: PreTrainedTokenizerBase | None, context_tokens: int | None
+    config: RlConfig, split: Split, tokenizer: Tokenizer | None, context_tokens: int | None
 ) -> list[Prompts]:
     """Prompts of each domain as the run would have them; without a tokenizer none is too long. Empty if any must be
     downloaded."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.schema import RlConfig
@@ -23,10 +22,7 @@ from burnish.models.tokenizers import load_tokenizer, require_same_tokens
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.rl.lessons import Lesson, TeacherPrompts, lesson_of
 from burnish.trainers.rl.setup.feeds import with_template
-from burnish.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from burnish.types import Prompt, Tokenizer
 
 
 def frozen(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> FrozenReference:
@@ -68,7 +64,7 @@ def loaded_alone(config: RlConfig, model: str) -> str:
     return OWN_POLICY if model != "teacher" or OWN_POLICY in paths else paths[0]
 
 
-def read_lessons(config: RlConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Lesson]:
+def read_lessons(config: RlConfig, tokenizer: Tokenizer) -> dict[str, Lesson]:
     """The lesson of each domain that has a teacher."""
     models = (*config.teacher_paths, *config.teacher_endpoints)  # as in `with_endpoints`
     numbers = {model: number for number, model in enumerate(models)}
@@ -79,9 +75,7 @@ def read_lessons(config: RlConfig, tokenizer: PreTrainedTokenizerBase) -> dict[s
     }
 
 
-def _prompts(
-    domain: DomainSettings, teacher: TeacherConfig, tokenizer: PreTrainedTokenizerBase
-) -> TeacherPrompts | None:
+def _prompts(domain: DomainSettings, teacher: TeacherConfig, tokenizer: Tokenizer) -> TeacherPrompts | None:
     if teacher.prompt is None:
         return None
     chat, field = ChatFormat(domain.chat, domain.template_options), f"{domain.place('teacher')}.prompt"
@@ -89,7 +83,7 @@ def _prompts(
 
 
 def check_teacher_prompts(
-    config: RlConfig, prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase, contexts: Mapping[str, int | None]
+    config: RlConfig, prompts: Iterable[Prompt], tokenizer: Tokenizer, contexts: Mapping[str, int | None]
 ) -> None:
     """Try the template of every teacher on every prompt. DataError for a row without a column that it names,
     ConfigError for a prompt that leaves no room for the longest response in the teacher's context. contexts: by path,
@@ -123,7 +117,7 @@ def check_teachers(config: RlConfig, loaded: LoadedModel) -> dict[str, int | Non
     return contexts
 
 
-def check_endpoints(config: RlConfig, ours: PreTrainedTokenizerBase, longest: int, seconds: float = math.inf) -> None:
+def check_endpoints(config: RlConfig, ours: Tokenizer, longest: int, seconds: float = math.inf) -> None:
     """Compare vocabularies with each teacher at an endpoint, and ask it about texts as long as the `longest` of the
     run (`EndpointTeacher.check`). seconds: at most, for an answer."""
     for teacher in config.teacher_endpoints:
@@ -147,7 +141,7 @@ def check_contexts(config: RlConfig, contexts: Mapping[str, int | None]) -> None
             )
 
 
-def check_vocabulary(field: str, path: str, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase) -> None:
+def check_vocabulary(field: str, path: str, theirs: Tokenizer, ours: Tokenizer) -> None:
     """Raise ModelError for a teacher that reads other tokens than the policy writes."""
     remedy = (
         "use a teacher of the policy's model family, or train on texts that this teacher writes (`burnish sft`), which "
