@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from burnish.board.index import FOLDER, own_folder
 from burnish.errors import DataError
-from burnish.observability.atomic import PRIVATE, disk_remedy
+from burnish.observability.atomic import PRIVATE, disk_errors
 
 FILE = "notes.jsonl"
 MOST_CHARACTERS = 4_000
@@ -45,13 +45,11 @@ def add_note(run_dir: Path, text: str, kind: str, step: int, group: int | None) 
         )
     note: Note = {"text": text.strip(), "kind": kind, "step": step, "group": group, "written": _now()}
     path = run_dir / FOLDER / FILE
-    try:
+    with disk_errors(f"write {path}", path.parent, DataError):
         own_folder(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(json.dumps(note) + "\n")
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent)) from error
     return note
 
 

@@ -21,7 +21,7 @@ from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.observability.control import Request, asked
 from burnish.observability.ending import read_ending
 from burnish.observability.sinks import METRICS_FILE
-from burnish.outside.reading import UnreadableError, file_problem, read_json, reading
+from burnish.outside.reading import UnreadableError, folder_problem, read_json, reading
 from burnish.outside.supervise import is_alive
 from burnish.report.configuration import Configuration, read_configuration
 from burnish.types import Json
@@ -200,10 +200,8 @@ class Runs:
     def below(folders: Sequence[str]) -> Runs:
         """Find the runs below these folders. ConfigError if one of them is not a folder."""
         for folder in folders:
-            problem = file_problem(Path(folder))
-            if problem != "is a folder, not a file":
-                found = "is a file, not a folder" if problem is None else problem
-                raise ConfigError(f"{folder!r} {found}", remedy="name folders of runs, or folders that hold some")
+            if problem := folder_problem(Path(folder)):
+                raise ConfigError(f"{folder!r} {problem}", remedy="name folders of runs, or folders that hold some")
         runs = Runs(tuple(dict.fromkeys(Path(folder).resolve() for folder in folders)))
         runs.scan()
         return runs

@@ -15,7 +15,7 @@ from burnish.config.schema_run import RunConfig
 from burnish.config.section import NamedPlace
 from burnish.errors import ConfigError
 from burnish.outside.plugins import INSTALLED
-from burnish.outside.reading import FOLDER, file_problem
+from burnish.outside.reading import FOLDER, file_problem, folder_problem
 from burnish.types import Json
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
@@ -205,12 +205,11 @@ def check_place(output: str) -> None:
     """Raise ConfigError if this path, or one of its parents, exists and is not a folder."""
     path = Path(output)
     for place in (path, *path.parents):
-        problem = file_problem(place)
-        if problem == FOLDER:
+        problem = folder_problem(place)
+        if problem is None:
             return
-        if problem is None or not problem.startswith("does not exist"):
-            found = problem or "is a file, not a folder"
-            raise ConfigError(f"output {output!r} cannot be a folder: {place} {found}", remedy=_OUTPUT_REMEDY)
+        if not problem.startswith("does not exist"):
+            raise ConfigError(f"output {output!r} cannot be a folder: {place} {problem}", remedy=_OUTPUT_REMEDY)
 
 
 def _places_read(config: RunConfig) -> Iterator[NamedPlace]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from burnish.errors import CheckpointError
-from burnish.observability.atomic import disk_remedy, fsync_file, fsync_folder
+from burnish.observability.atomic import disk_remedy, fsync
 from burnish.outside.reading import UnreadableError, file_problem, read_json
 
 MANIFEST = "manifest.json"
@@ -152,7 +152,7 @@ class CheckpointStore:
             _remove(aside)
             final.rename(aside)
         writing.rename(final)
-        fsync_folder(self._folder)  # so that the rename survives a power failure before the old one is removed
+        fsync(self._folder)  # so that the rename survives a power failure before the old one is removed
         _remove(aside)
 
     def _remove_old(self, newest: int) -> None:
@@ -227,11 +227,8 @@ def seal(folder: Path, step: int, hashed: Mapping[str, str] | None = None) -> No
     (folder / MANIFEST).write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
     # Everything must be on disk before the folder gets its final name. Otherwise a power failure could leave a
     # checkpoint with that name and empty files.
-    for path in [*found, folder / MANIFEST]:
-        fsync_file(path)
-    for inner in [path for path in folder.rglob("*") if path.is_dir()]:
-        fsync_folder(inner)
-    fsync_folder(folder)
+    for path in (*found, folder / MANIFEST, *(path for path in folder.rglob("*") if path.is_dir()), folder):
+        fsync(path)
 
 
 def verify(folder: Path, step: int) -> str | None:

@@ -31,15 +31,13 @@ def write_report(runs: Runs, out: Out = None) -> None:
     burnish report runs/grpo runs/rloo
     """
 
-    from burnish.outside.reading import file_problem, reading
+    from burnish.outside.reading import folder_problem, reading
     from burnish.report import report
 
     folders = [Path(run) for run in runs]
     for folder in folders:
-        problem = file_problem(folder)
-        if problem != "is a folder, not a file":
-            found = "is a file, not a folder" if problem is None else problem
-            raise BurnishError(f"run folder {str(folder)!r} {found}", remedy="give the `output` of a run file")
+        if problem := folder_problem(folder):
+            raise BurnishError(f"run folder {str(folder)!r} {problem}", remedy="give the `output` of a run file")
     named = ", ".join(map(str, folders))
     with reading(f"run folder {named}: writing its report", remedy="fix or remove the damaged file"):
         if len(folders) == 1:

@@ -34,21 +34,16 @@ def write_text_atomically(path: Path, text: str) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_folder(path.parent)
+    fsync(path.parent)
 
 
-def fsync_file(path: Path) -> None:
-    """Force a finished file to disk."""
+def fsync(path: Path) -> None:
+    """Force a finished file to disk, or the entries of a folder, so that a rename in it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Force the entries of a folder to disk, so that a rename survives a power failure."""
-    fsync_file(folder)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Protocol
 from burnish.config.names import SINK_NAMES
 from burnish.errors import BurnishError, ConfigError, DataError, DivergenceError
 from burnish.observability.alarms import Alarm
-from burnish.observability.atomic import disk_errors, fsync_folder, write_text_atomically
+from burnish.observability.atomic import disk_errors, fsync, write_text_atomically
 from burnish.observability.history import read_rows
 from burnish.outside.plugins import construct, describe_failure, find_class
 from burnish.types import Json
@@ -63,7 +63,7 @@ class JsonlSink:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(path, "".join(_line(int(row["step"]), row) for row in kept))
             self._descriptor, self._size = _open_to_append(path)
-            fsync_folder(path.parent)
+            fsync(path.parent)
 
     def _writing(self) -> AbstractContextManager[None]:
         return disk_errors(f"write {self._path}", self._path.parent)

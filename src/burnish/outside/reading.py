@@ -76,6 +76,12 @@ def file_problem(path: Path) -> str | None:
     return f"is a {kind}, not a file"
 
 
+def folder_problem(path: Path) -> str | None:
+    """Why `path` is not a folder, as words to put after its name; None if it is one."""
+    problem = file_problem(path)
+    return None if problem == FOLDER else problem or "is a file, not a folder"
+
+
 class UnreadableError(Exception):
     """A file cannot be used. The message is meant to follow the file's name."""
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import jinja2
 
-from burnish.errors import BurnishError, DataError
+from burnish.errors import DataError
 from burnish.observability.alarms import Alarm, replay
-from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.observability.atomic import disk_errors, write_text_atomically
 from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
 from burnish.report.charts import MAX_POINTS, ChartData, build_charts, headline, histogram_chart, overlay
@@ -131,10 +131,8 @@ def _write(path: Path, title: str, pages: Sequence[RunPage], charts: Sequence[Ch
         notes=[page.samples["note"] for page in pages if page.samples["note"]]
         + [page.thinned for page in pages if page.thinned],
     )
-    try:
+    with disk_errors(f"write {path}", path.parent):
         write_text_atomically(path, text)
-    except OSError as error:
-        raise BurnishError(f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent)) from error
     return path
 
 

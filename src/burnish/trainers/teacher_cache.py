@@ -26,7 +26,7 @@ from burnish.errors import ConfigError, ModelError
 from burnish.forward.batch import Batch, Text
 from burnish.forward.divergences import Compared, CompareHeads, HeadInput, Likeliest
 from burnish.forward.scoring import ResponsePositions
-from burnish.observability.atomic import fsync_file, write_text_atomically
+from burnish.observability.atomic import fsync, write_text_atomically
 from burnish.outside.reading import read_json, reading
 
 TEXTS_AT_ONCE = 256
@@ -98,7 +98,7 @@ def _write(folder: Path, texts: Sequence[Text], scores: Sequence[Likeliest]) -> 
     named = [(_digest(text), likeliest) for text, likeliest in zip(texts, scores, strict=True)]
     ids = {f"ids {digest}": likeliest.ids_NK.int() for digest, likeliest in named}
     write_tensors(partial, ids | {digest: likeliest.logprobs_NC.float() for digest, likeliest in named})
-    fsync_file(partial)
+    fsync(partial)
     partial.replace(target)
 
 
