@@ -114,19 +114,13 @@ def next_steps(folder: DemoFolder, page: Path) -> list[str]:
     ]
 
 
-def plot_curve(
-    steps: Sequence[float], values: Sequence[float], *, title: str = "", width: int = 60, height: int = 12
-) -> str:
+def plot_curve(steps: Sequence[float], values: Sequence[float], title: str, width: int = 60, height: int = 12) -> str:
     """A curve in braille characters of two by four dots: `height` lines of `width` characters, with the range of values
     on the left and steps below."""
-    if len(steps) != len(values):
-        raise ValueError(f"{len(steps)} steps but {len(values)} values")
-    if not values:
-        return f"{title}: nothing measured yet" if title else "nothing measured yet"
     low, high = _range(values)
     canvas = _draw(_scaled(steps, min(steps), max(steps), width * 2), _scaled(values, low, high, height * 4), height)
     lines = ["".join(chr(0x2800 + canvas.get((row, column), 0)) for column in range(width)) for row in range(height)]
-    return "\n".join([*([title] if title else []), *_framed(lines, low, high, steps, width)])
+    return "\n".join([title, *_framed(lines, low, high, steps, width)])
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
