@@ -29,6 +29,7 @@ TierName = Annotated[
 ]
 Seconds = Annotated[float, typer.Option(help="Longest time that a job can request.", min=0.1, max=3_600.0)]
 Memory = Annotated[int, typer.Option(help="Most memory that a job can request.", min=16)]
+_HELD = {True: "held", False: "not held"}
 TokenVariable = Annotated[
     str | None, typer.Option(help="Environment variable that holds the token, of 16 characters or more.")
 ]
@@ -53,7 +54,7 @@ def try_sandbox(context: typer.Context) -> None:
     found = {tier: _attacked(tier) for tier in TIERS}
     tried = [attacks for attacks, _, _ in found.values() if attacks]
     rows = [
-        (attack.name, *(_cell(attacks[index]) if attacks else "" for attacks, _, _ in found.values()))
+        (attack.name, *(_HELD[attacks[index].held] if attacks else "" for attacks, _, _ in found.values()))
         for index, attack in enumerate(tried[0] if tried else ())
     ]
     show_table(console, ("attack", *TIERS), rows, title="what a program may not do, and whether it is held")
@@ -113,7 +114,3 @@ def _attacked(tier: Tier) -> tuple[list[Attack], float, str]:
             return attack(sandbox), time.monotonic() - began, ""
     except SandboxError as error:
         return [], time.monotonic() - began, str(error).splitlines()[0]
-
-
-def _cell(attack: Attack) -> str:
-    return "held" if attack.held else "not held"

@@ -124,15 +124,11 @@ def _standing(
 
 
 @contextmanager
-def _appending(path: str) -> Iterator[Callable[[str], None]]:
+def _appending(path: str) -> Iterator[Callable[[str], object]]:
     """Provide a writer of lines to the end of a file, each at once. ConfigError if that is not possible."""
     try:
         file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed below)
     except OSError as error:
         raise ConfigError(f"cannot write to {path}: {error.strerror}", remedy="name another file") from error
     with file:
-
-        def write(line: str) -> None:
-            file.write(line)
-
-        yield write
+        yield file.write

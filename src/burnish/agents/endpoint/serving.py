@@ -23,7 +23,7 @@ from burnish.outside.listening import RefusedError
 from burnish.rollouts.engine import RolloutEngine, Sampling, StoppableEngine
 from burnish.types import Rollout, RolloutRequest
 
-Record = Callable[[str], None]
+Record = Callable[[str], object]
 """Function that writes one line of JSON."""
 _GATHER_SECONDS = 0.005
 _POLL_SECONDS = 1.0
