@@ -11,8 +11,7 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -105,7 +104,7 @@ class RolloutIndex:
             return []
         path = self._path(entries[0].kind, entries[0].step)
         with reading_recorded(path), path.open("rb") as file:
-            return [_line_at(file.fileno(), entry) for entry in entries]
+            return [json.loads(os.pread(file.fileno(), entry.length, entry.offset)) for entry in entries]
 
     def close(self) -> None:
         """Close the file of the index."""
@@ -133,7 +132,8 @@ class RolloutIndex:
                 database.execute(f"DELETE FROM {table} WHERE kind = ? AND step = ?", (kind, step))
             if now is not None:
                 database.execute("INSERT INTO files VALUES (?, ?, ?, ?)", (kind, step, *now))
-                _insert(database, entries)
+                places = ", ".join("?" * len(IndexEntry._fields))
+                database.executemany(f"INSERT INTO responses VALUES ({places})", entries)
 
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
@@ -192,12 +192,6 @@ def _made(database: sqlite3.Connection) -> sqlite3.Connection:
     return database
 
 
-def _insert(database: sqlite3.Connection, entries: Iterable[IndexEntry]) -> None:
-    places = ", ".join("?" * len(IndexEntry._fields))
-    with closing(database.cursor()) as cursor:
-        cursor.executemany(f"INSERT INTO responses VALUES ({places})", entries)
-
-
 def _entries(kind: Kind, step: int, path: Path) -> Iterator[IndexEntry]:
     """Yield the responses in a file of rollouts. DataError, with the file, if it is damaged."""
     offset = 0
@@ -232,8 +226,3 @@ def _entry(kind: Kind, step: int, offset: int, length: int, line: RecordedLine) 
 def _asked(prompt: str | list[RecordedLine]) -> str:
     """The text of a prompt, or of the last message of a conversation."""
     return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-
-
-def _line_at(descriptor: int, entry: IndexEntry) -> RecordedLine:
-    line: RecordedLine = json.loads(os.pread(descriptor, entry.length, entry.offset))
-    return line

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, get_args
 
 from burnish.errors import DataError
 from burnish.observability.recorder import RecordedLine, each_rollout, num_sampled, recorded_files, sampled_mask
@@ -23,12 +23,8 @@ from burnish.report.turns import (
 )
 from burnish.types import Json
 
-TOKEN_NUMBERS: tuple[Literal["logprobs", "advantages", "values", "returns"], ...] = (
-    "logprobs",
-    "advantages",
-    "values",
-    "returns",
-)
+TokenNumber = Literal["logprobs", "advantages", "values", "returns"]
+TOKEN_NUMBERS: tuple[TokenNumber, ...] = get_args(TokenNumber)
 """Fields of a response on the page that have one number per token."""
 
 
@@ -112,19 +108,14 @@ def sample_rollouts(folder: Path, limits: PageLimits) -> Samples:
     shown: list[Recorded] = []
     dropped_prompts, dropped_responses = 0, 0
     for step, path in chosen:
-        groups = _read_groups(path)
+        with reading_recorded(path):
+            groups = grouped(each_rollout(path))
         kept = _fit(groups, limits, limits.total_bytes // len(chosen))
         dropped_prompts += len(groups) - len(kept)
         dropped_responses += sum(group["left_out"] for group in kept)
         shown.append({"kind": path.name.split("-")[0], "step": step, "groups": kept})
     note = _left_out_note(len(chosen), sum(map(len, every)), dropped_prompts, dropped_responses)
     return {"files": shown, "note": note}
-
-
-def _read_groups(path: Path) -> list[Group]:
-    """Read the lines of a file by group, in the order of the file."""
-    with reading_recorded(path):
-        return grouped(each_rollout(path))
 
 
 def grouped(lines: Iterable[RecordedLine]) -> list[Group]:
