@@ -47,25 +47,22 @@ def prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Input
     """Check the run as the command line would, and collect its `inputs`. `fields` override it as overrides do there:
     dictionaries are merged, and a name may have dots. ConfigError that lists every problem."""
     try:
-        return _prepare(kind, given, fields, inputs, caller)
+        if isinstance(given, (str, Path)):
+            return load_run_file(given, as_overrides(inputs.plain(fields)), kind)
+        data = _data_of(given)
+        if not isinstance(data, Mapping):
+            raise ConfigError(
+                f"{caller} got a {type(given).__qualname__}",
+                remedy="give a dictionary with the fields of a run file, a typed configuration, or the path of a run "
+                "file",
+            )
+        # First, so that rows and models of `fields` are written in the place of its own. Rewards are replaced whole.
+        plain = inputs.plain({name: value for name, value in data.items() if name != "rewards" or name not in fields})
+        return load_run_data(plain, as_overrides(inputs.plain(fields)), kind, source=caller)
     except RecursionError as error:
         raise ConfigError(
             f"{caller}: a list or dictionary contains itself, or is nested too deeply", remedy="give plain values"
         ) from error
-
-
-def _prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> LoadedConfig:
-    if isinstance(given, (str, Path)):
-        return load_run_file(given, as_overrides(inputs.plain(fields)), kind)
-    data = _data_of(given)
-    if not isinstance(data, Mapping):
-        raise ConfigError(
-            f"{caller} got a {type(given).__qualname__}",
-            remedy="give a dictionary with the fields of a run file, a typed configuration, or the path of a run file",
-        )
-    # First, so that rows and models of `fields` are written in the place of its own. Rewards are replaced as a whole.
-    plain = inputs.plain({name: value for name, value in data.items() if name != "rewards" or name not in fields})
-    return load_run_data(plain, as_overrides(inputs.plain(fields)), kind, source=caller)
 
 
 def kind_of(given: Given, fields: Mapping[str, object]) -> str:

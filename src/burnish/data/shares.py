@@ -60,12 +60,9 @@ class _Stage:
         if number < self._at:
             self._at, self._given = 0, [0] * len(self.shares)
         while self._at < number:
-            self._advance()
+            self._given = [given + extra for given, extra in zip(self._given, self._extras(), strict=True)]
+            self._at += 1
         return [math.floor(quota) + extra for quota, extra in zip(self.shares, self._extras(), strict=True)]
-
-    def _advance(self) -> None:
-        self._given = [given + extra for given, extra in zip(self._given, self._extras(), strict=True)]
-        self._at += 1
 
     def _extras(self) -> list[int]:
         """Return 1 for each domain that gets one more than its share rounded down, else 0."""

@@ -77,7 +77,8 @@ def needs_download(source: DataSource) -> bool:
     if source.reasoning_gym is not None:
         return False
     path = Path(source.path).expanduser()
-    return not (path.is_dir() or path.is_file() or data_suffix(path)) and _is_hub_name(source.path)
+    is_local = path.is_dir() or path.is_file() or data_suffix(path) != ""
+    return not is_local and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source.path) is not None
 
 
 def source_names(sources: Sequence[DataSource]) -> list[str]:
@@ -126,10 +127,6 @@ def _single_file(path: Path, source: DataSource) -> Iterator[RawRow]:
 
 def _file_rows(path: Path, source: DataSource) -> Iterator[RawRow]:
     return read_file(path, document_separator=source.document_separator, max_bytes=source.max_bytes)
-
-
-def _is_hub_name(path: str) -> bool:
-    return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path) is not None
 
 
 def _folder_rows(folder: Path, source: DataSource) -> Iterator[RawRow]:

@@ -169,7 +169,9 @@ def prompt_fields(prompt: Prompt) -> dict[str, Json]:
 
 def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Json]:
     if note is None:
-        note = RolloutNote(kept=False, dropped_because=_why_dropped(rollout))
+        failed = rollout.status is not RewardStatus.OK
+        why = f"reward {rollout.status.value}" if failed else "not in the update"
+        note = RolloutNote(kept=False, dropped_because=why)
     entry: dict[str, Json] = {name: getattr(note, name) for name in _OF_ROLLOUT}
     for name in _TOKEN_FIELDS:
         values: Sequence[float] | None = getattr(note, name)
@@ -182,12 +184,6 @@ def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Json]:
             )
         entry[name] = list(values)
     return entry
-
-
-def _why_dropped(rollout: Rollout) -> str:
-    if rollout.status is RewardStatus.OK:
-        return "not in the update"
-    return f"reward {rollout.status.value}"
 
 
 def _dump(entry: dict[str, Json]) -> str:
