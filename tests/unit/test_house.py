@@ -42,9 +42,9 @@ PRONOUNS = (
 """As the first word of a docstring they stand for the noun or verb that is missing."""
 MAX_FILES_WITH_KINDS = 10
 FILES_OF_KINDS = (
-    *("config/schema_r?.py", "config/schema_prefer.py", "planning/prefer.py", "trainers/preferences/*.py"),
+    *("config/schema_r?.py", "config/schema_prefer.py", "trainers/preferences/*.py"),
     *("config/checks_*.py", "config/domains.py", "data/prompts.py", "data/preferences.py"),
-    *("planning/r*_processes.py", "planning/rl.py", "planning/sft.py", "planning/rm.py", "simulation/*.py"),
+    *("planning/r*_processes.py", "planning/rl.py", "planning/sft.py", "planning/comparisons.py", "simulation/*.py"),
     *("config/schema_distill.py", "planning/distill.py", "trainers/distill.py"),
     *(
         "trainers/rl/*.py",

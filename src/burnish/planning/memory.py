@@ -26,8 +26,8 @@ A reward model that is trained has a score head instead of an output head: there
 little too large.
 
 `RoleMemory` has what every run that trains a model has, by role (the trained model, its passes, its state). Rows of a
-kind of run alone are in its own table (`rl_processes.RlTable`, `rm.RmTable`). `seats` says which process has which
-role, and what saving takes there (`processes`).
+kind of run alone are in its own table (`rl_processes.RlTable`, `comparisons.RmTable`). `seats` says which process has
+which role, and what saving takes there (`processes`).
 
 Each line says in which phases of a step it is needed: the cache while sampling, passes of reward models while scoring
 (at any time, if rollout workers sample ahead), log-probabilities before and in the update, gradients and activations in

@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 
 from burnish.config.loading import kind_of_data, load_run_data
 from burnish.config.schema import RlConfig, RmConfig
+from burnish.planning.comparisons import plan_rm
 from burnish.planning.memory import bytes_in_words, estimate_memory, table_of
 from burnish.planning.model_facts import ModelFacts, count_parameters, facts_of, read_model_facts
 from burnish.planning.plan import Preview
 from burnish.planning.rl import num_evaluations, plan_rl, split_evenly
-from burnish.planning.rm import plan_rm
 from burnish.planning.sft import plan_sft
 
 LLAMA = {

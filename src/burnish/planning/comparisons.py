@@ -1,10 +1,11 @@
-"""Plan of a run of `burnish rm`, with its memory and time."""
+"""Plans of runs on comparisons, `burnish rm` and `burnish prefer`, with their memory and time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from burnish.config.schema import RmConfig
+from burnish.config.schema_prefer import START, PreferConfig
 from burnish.config.schema_rm import ComparedFields
 from burnish.config.schema_run import RunConfig
 from burnish.planning.memory import MemoryItem, RoleMemory
@@ -20,6 +21,15 @@ def plan_rm(config: RmConfig, data: Preview = NOTHING_KNOWN, facts: ModelFacts |
     split = f", without held_out_fraction {config.held_out_fraction:g}" if config.held_out_fraction else ""
     texts = "all candidates with their prompts, one pass"
     return plan_of_comparisons(config, data, facts, _models(config), f"data.train{split}", texts)
+
+
+def plan_prefer(config: PreferConfig, data: Preview = NOTHING_KNOWN, facts: ModelFacts | None = None) -> Plan:
+    """The plan of `burnish prefer`."""
+    models = [ModelRole("policy", "its adapters are trained" if config.model.lora else "is trained")]
+    if config.reference != START:
+        models.append(ModelRole("reference", f"{config.reference} scores all responses once, before the policy trains"))
+    rows, texts = "data.train, rated responses for kto", "all responses with their prompts, one pass"
+    return plan_of_comparisons(config, data, facts, models, rows, texts)
 
 
 def plan_of_comparisons(
@@ -82,6 +92,15 @@ class RmTable(RoleMemory):
     def loaded_again(self) -> Iterator[MemoryItem]:
         """Nothing: a reward model is not compared with the saved one."""
         return iter(())
+
+
+class PreferTable(RoleMemory):
+    """A policy, and nothing else: the reference has scored all responses before the first step."""
+
+    @staticmethod
+    def pass_tokens(config: RunConfig) -> int:
+        """A pair is never split, however small the budget."""
+        return comparison_tokens(config, min(config.texts_each, 2))
 
 
 class ComparedTimes(StepTimes):
