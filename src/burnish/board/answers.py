@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TypeVar, get_args
 
 from burnish.board.curves import Axis, charts_of, points
-from burnish.board.exports import Form, rows_of_step
 from burnish.board.index import Kind
 from burnish.board.notes import add_note, read_notes
-from burnish.board.rollouts import ResponseFilter, group_page, sightings, step_page
+from burnish.board.rollouts import Form, ResponseFilter, group_page, rows_of_step, sightings, step_page
 from burnish.board.runs import Runs, RunSummary, WatchedRun
 from burnish.board.timeline import picture_of
 from burnish.errors import DataError

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from board_runs import line, write_step
 
-from burnish.board.exports import rows_of_step
 from burnish.board.index import FOLDER, RolloutIndex
 from burnish.board.notes import add_note, read_notes
-from burnish.board.rollouts import ResponseFilter, group_page, sightings, step_page
+from burnish.board.rollouts import ResponseFilter, group_page, rows_of_step, sightings, step_page
 from burnish.errors import DataError
 
 LINES = [
