@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from burnish.config.schema_data import DataSource
-from burnish.data.other_columns import check_media, unused_parts
 from burnish.data.rows import Row, describe, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.schemas import Purpose, Reading, recognise
@@ -16,6 +17,13 @@ from burnish.data.sources import Table, read_table, short_name, source_names
 from burnish.errors import DataError
 
 OverLong = Literal["drop", "truncate", "error"]
+_MEDIA = re.compile(r"(image|video|audio)s?(_\d+)?|multi_?modal_\w+", re.IGNORECASE)
+_OF_PROMPTS = re.compile(
+    "article|background|body|choices|context|conversations?|dialogue|document|functions|history|hypothesis|input|"
+    "instruction|messages|options|passage|persona|premise|problem|prompt|query|question|story|system|system_prompt|tools|"
+    r"(image|picture|photo|video|audio)s?(_\w+)?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,7 @@ class LoadedSource:
             skipped=dict(skipped),
             changed=dict(changed),
             columns_left_out=self.table.unreadable_columns,
-            columns_unused=tuple(unused_parts(self.table.rows, self.reading.roles, self.source.prompt_template)),
+            columns_unused=tuple(_unused_parts(self.table.rows, self.reading.roles, self.source.prompt_template)),
         )
 
     def fixed_domain(self) -> str | None:
@@ -161,7 +169,7 @@ def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[Loaded
     loaded = []
     for source, name in zip(sources, source_names(sources), strict=True):
         table = read_table(source)
-        check_media(table.rows)
+        _check_media(table.rows)
         reading = recognise(table.rows, source, purpose)
         share = source.weight / total if len(sources) > 1 else None
         loaded.append(LoadedSource(source, name, table, reading, share, short_name(source)))
@@ -176,3 +184,40 @@ def require_rows(kept: Sequence[object], loaded: LoadedSource, skipped: Counter[
             f"{loaded.source.path}: none of {len(loaded.table.rows):,} rows can be used: {reasons}",
             remedy="raise the limit on tokens, or set data.over_long: truncate",
         )
+
+
+def _check_media(rows: Sequence[Row]) -> None:
+    """Raise DataError for a row with a picture, a video or a sound: its prompt would be trained on without it."""
+    for row in rows:
+        for name, value in row.values.items():
+            if _is_filled(value) and (_MEDIA.fullmatch(name) or _is_stored_medium(value)):
+                raise DataError(
+                    f"{row.where}: column {name!r} holds pictures, video or sound, which Burnish does not read: "
+                    f"{describe(value)}",
+                    remedy="leave such rows out, or remove the column to learn the text alone",
+                )
+
+
+def _unused_parts(rows: Sequence[Row], roles: Mapping[str, str], template: str | None) -> list[str]:
+    """Columns that look like part of the prompt and have no role, unless a used column already holds their text."""
+    first = rows[0].values
+    used = {column.partition(".")[0] for column in roles.values()}
+    known = json.dumps([first.get(column) for column in used])
+    names = dict.fromkeys(name for row in rows for name in row.values if _OF_PROMPTS.fullmatch(name))
+    return [
+        name
+        for name in names
+        if name not in used and f"{{{name}" not in (template or "")
+        if any(_is_filled(row.values.get(name)) for row in rows)
+        if not (isinstance(first.get(name), str) and json.dumps(first[name])[1:-1] in known)
+    ]
+
+
+def _is_filled(value: object) -> bool:
+    return any(map(_is_filled, value)) if isinstance(value, list) else isinstance(value, (str, Mapping)) and bool(value)
+
+
+def _is_stored_medium(value: object) -> bool:
+    """True if the value is a picture or sound as tables store them (`bytes` and `path`), or a list of such."""
+    first = value[0] if isinstance(value, list) else value
+    return isinstance(first, Mapping) and set(first) == {"bytes", "path"} and any(first.values())
