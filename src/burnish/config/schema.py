@@ -19,13 +19,7 @@ from burnish.config.problems import Problem
 from burnish.config.schema_cluster import TrainersConfig
 from burnish.config.schema_optimization import SftOptimizationConfig
 from burnish.config.schema_reward import RewardConfig
-from burnish.config.schema_rl import (
-    AlgorithmConfig,
-    CriticConfig,
-    RlFields,
-    SandboxConfig,
-    ScoringConfig,
-)
+from burnish.config.schema_rl import AlgorithmConfig, CriticConfig, RlFields, SandboxConfig, ScoringConfig
 from burnish.config.schema_rm import RmFields
 from burnish.config.schema_rollout import RolloutConfig
 from burnish.config.schema_run import RunConfig

@@ -10,16 +10,7 @@ from burnish.config.schema_data import Sources
 from burnish.config.schema_reward import Reward
 from burnish.config.schema_rollout import ConversationConfig
 from burnish.config.schema_teacher import Teacher
-from burnish.config.section import (
-    Count,
-    Fraction,
-    NonNegativeInt,
-    PathText,
-    PositiveInt,
-    Section,
-    Temperature,
-    as_list,
-)
+from burnish.config.section import Count, Fraction, NonNegativeInt, PathText, PositiveInt, Section, Temperature, as_list
 
 Share = Annotated[float, Field(ge=0)]
 Bounds = tuple[Fraction, Fraction]

@@ -9,14 +9,7 @@ from typing import cast
 
 from burnish.data.assistant_turns import encode_with_turns
 from burnish.data.chat import Encoder, Written, asked_prompt, cut_front, plain_messages, plain_text
-from burnish.data.preference_rows import (
-    BadRow,
-    PreferenceRow,
-    Text,
-    Tokens,
-    as_turns,
-    first_question,
-)
+from burnish.data.preference_rows import BadRow, PreferenceRow, Text, Tokens, as_turns, first_question
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.types import Message
 

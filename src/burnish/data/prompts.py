@@ -10,16 +10,7 @@ from itertools import chain
 from burnish.config.domains import DomainSettings, Split
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.config.schema_rl import RlFields
-from burnish.data.chat import (
-    AUTO,
-    Encoder,
-    asked_prompt,
-    cut_front,
-    encode_prompt,
-    turns_of,
-    uses_template,
-    written,
-)
+from burnish.data.chat import AUTO, Encoder, asked_prompt, cut_front, encode_prompt, turns_of, uses_template, written
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked

@@ -12,15 +12,7 @@ from typing import Any, Literal, NotRequired, TypedDict, get_args
 from burnish.errors import DataError
 from burnish.observability.recorder import RecordedLine, each_rollout, num_sampled, recorded_files, sampled_mask
 from burnish.report.charts import evenly
-from burnish.report.turns import (
-    ShownTurn,
-    by_text,
-    cut_turns,
-    seconds_by_author,
-    shortened,
-    shown_turns,
-    spoken,
-)
+from burnish.report.turns import ShownTurn, by_text, cut_turns, seconds_by_author, shortened, shown_turns, spoken
 from burnish.types import Json
 
 TokenNumber = Literal["logprobs", "advantages", "values", "returns"]
