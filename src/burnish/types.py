@@ -15,6 +15,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 """Plain data, as in JSON and YAML."""
 Tokenizer: TypeAlias = Any
 """A `transformers.PreTrainedTokenizerBase`: a name for annotations, which does not import that package (a second)."""
+PreTrainedModel: TypeAlias = Any
+"""A `transformers.PreTrainedModel`, likewise."""
 UseKernels = Literal["auto", "required", "off"]
 """C kernels: use them where they can be built, refuse to run without them, or never use them."""
 Quantization = Literal["int8", "nf4"]

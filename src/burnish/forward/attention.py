@@ -20,9 +20,10 @@ from burnish.forward.packing import Packing
 from burnish.forward.varlen_attention import VarlenAttention
 from burnish.machine import processor
 from burnish.machine.matmul_precision import usual_float32
+from burnish.types import PreTrainedModel
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
 
 class PackedAttention(Protocol):

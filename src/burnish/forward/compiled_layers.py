@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from burnish.forward.kernel_layers import FAMILIES, FasterLayer
 from burnish.forward.quantized_layers import QuantizedLinear
 from burnish.machine import processor
+from burnish.types import PreTrainedModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from burnish.forward.attention import PackedAttention
 
 Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]

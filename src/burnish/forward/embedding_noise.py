@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,7 @@ from burnish.errors import ModelError
 from burnish.forward.batch import Batch, upload
 from burnish.forward.packing import Packing
 from burnish.forward.scoring import ResponsePositions, TrunkRunner
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 
 class NoisyTrunkRunner(TrunkRunner):

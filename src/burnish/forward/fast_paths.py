@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
@@ -18,9 +18,7 @@ from burnish.forward.quantized_layers import QuantizedLinear
 from burnish.forward.race import Contender, RaceResult, race
 from burnish.forward.verdicts import VerdictCache, own_cache, sources_digest
 from burnish.machine import processor
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 _SIZES = (
     "model_type",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from burnish.forward.kernel_layers import FAMILIES, FasterLayer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 _KNOWN_CODE = ("torch", "transformers", "peft", "burnish")
 """Packages whose layers do the same wherever they are, if nothing in them differs but their number and weights."""

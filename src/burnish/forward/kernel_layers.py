@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,7 @@ from burnish.forward.merged_attention import MergedAttention
 from burnish.kernels.attention import attention_kernels
 from burnish.kernels.build import ELEMENTS
 from burnish.kernels.training import TrainKernels, train_kernels
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type`s whose layers are usually built like this; a trial tells whether a given model's are."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,9 +24,7 @@ from burnish.forward.kernel_layers import FAMILIES
 from burnish.forward.race import Contender
 from burnish.machine import processor
 from burnish.machine.matmul_precision import matmul_precision
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 AS_ACCURATE = 2.0
 """Largest accepted ratio of the root-mean-square errors of the other product and the usual one (bfloat16:

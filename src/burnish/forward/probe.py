@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +26,7 @@ from burnish.forward.packing import Packing
 from burnish.forward.race import Contender, tokens_for
 from burnish.forward.row_rules import is_near
 from burnish.forward.scoring import ResponsePositions, TrunkRunner, hidden_width
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 Result = TypeVar("Result")
 _WIDE = 4_000_000

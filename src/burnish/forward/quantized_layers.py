@@ -9,7 +9,7 @@ Shapes: O outputs, I inputs; panels and groups as in `burnish.kernels.quantized`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,7 @@ from torch.nn import functional
 
 from burnish.errors import KernelError, ModelError
 from burnish.kernels.quantized import GROUP, PANEL, quantized_kernels
-from burnish.types import Quantization, UseKernels
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel, Quantization, UseKernels
 
 BITS: dict[Quantization, int] = {"int8": 8, "nf4": 4}
 _WHOLE = 127

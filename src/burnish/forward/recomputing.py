@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from burnish.errors import ModelError
 from burnish.forward.versions import enable_checkpointing
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 
 def allow_recomputing(model: PreTrainedModel) -> None:

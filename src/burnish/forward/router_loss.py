@@ -6,15 +6,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from burnish.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 _FUNCTION = "load_balancing_loss_func"
 _ARGUMENTS = ["gate_logits", "num_experts", "top_k", "attention_mask"]

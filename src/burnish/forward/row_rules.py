@@ -21,9 +21,10 @@ from burnish.errors import ModelError
 from burnish.forward.boundaries import Boundaries
 from burnish.forward.kernel_layers import FAMILIES
 from burnish.forward.microbatches import position_ids
+from burnish.types import PreTrainedModel
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
 Beside = Literal["padded", "equal", "alone"]
 TRIED_UP_TO = 512

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -33,9 +33,7 @@ from burnish.forward.packing import Packing
 from burnish.forward.router_loss import RouterLoss
 from burnish.forward.row_rules import RowRules, padded_inputs, plain_inputs, row_rules, takes
 from burnish.machine.matmul_precision import countable, rounded_down, rounded_up, rounds_up
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 Result = TypeVar("Result")
 

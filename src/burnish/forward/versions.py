@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from burnish.forward.gathering import deterministic
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+from burnish.types import PreTrainedModel
 
 KeySharing = Literal["asked", "unasked", "repeated"]
 

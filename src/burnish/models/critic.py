@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +31,7 @@ from burnish.models.roles import Denominators, ObjectiveValue, Update, ValueObje
 from burnish.models.tokenizers import vocabulary_difference
 from burnish.models.value_head import ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.weights import load_folder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+from burnish.types import PreTrainedModel
 
 CRITIC = Owner(
     "critic",

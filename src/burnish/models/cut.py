@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter, merged_weights
 from burnish.models.optimizers import WIDE_TYPES, OptimizerSettings
 from burnish.models.sharded_optimizer import FullyShardedOptimizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 Cut = Callable[..., nn.Module]
 """Cuts a model, and heads that are not part of it, in place (`burnish.distributed.fully.fully_sharded`). Returns the

@@ -47,10 +47,10 @@ from burnish.models.weight_checks import (
     refuse_mismatched,
 )
 from burnish.outside.reading import reading
-from burnish.types import Tokenizer, UseKernels
+from burnish.types import PreTrainedModel, Tokenizer, UseKernels
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED_CONTEXT = 1 << 30

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from burnish.config.schema_data import LoraConfig
 from burnish.errors import CheckpointError, ModelError
 from burnish.forward.quantized_layers import QuantizedLinear
+from burnish.types import PreTrainedModel
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
-    from transformers import PreTrainedModel
 
 ADAPTER = "default"
 _MARK = ".lora_"

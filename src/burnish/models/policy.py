@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -28,11 +27,7 @@ from burnish.models.reference import AdapterOffReference, FrozenReference
 from burnish.models.role_optimizer import Owner, RoleOptimizer
 from burnish.models.roles import Denominators, Objective, ObjectiveValue, Reference
 from burnish.models.weights import Weights, load_folder, named_tensors
-from burnish.types import Metric, Reduction
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+from burnish.types import Metric, PreTrainedModel, Reduction
 
 POLICY = Owner(
     "policy", "policy", "lower optimization.learning_rate, check rewards and advantages for outliers, or use float32"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +31,7 @@ from burnish.models.cut import Cut, CutModel, save_model
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.loading import NEW_HEAD, LoadedModel, load_model
 from burnish.models.lora import Adapter
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 REWARD_FILE = "burnish_reward_model.json"
 ScoreAt = Literal["last", "eos", "last_position"]

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,9 +15,7 @@ from burnish.errors import CheckpointError, ModelError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.scoring import ResponsePositions, Root, TrunkRunner, put_back
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 HEAD_FILE = "value_head.safetensors"
 

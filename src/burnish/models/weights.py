@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from burnish.errors import CheckpointError, ModelError
 from burnish.models.lora import merged_weights
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +16,7 @@ from burnish.forward.row_rules import is_near, plain_inputs, row_rules, takes
 from burnish.rollouts.local.decoders import Decoder, ModelDecoder
 from burnish.rollouts.local.plain_decoders import EqualLengthDecoder, TextDecoder, Tokens, WholeTextDecoder
 from burnish.rollouts.local.prefill import Prefiller
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 TRIED_UP_TO = 8_192
 """Longest boundary that the trial tests, in tokens. A run that crosses a longer one does not use a shared cache."""

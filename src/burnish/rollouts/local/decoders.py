@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -13,9 +13,7 @@ from burnish.forward.row_rules import quiet_outputs
 from burnish.rollouts.local.cache import Columns, Masks, PrefilledPrompts, RowCache, as_argument
 from burnish.rollouts.local.prefill import RowReader, as_columns
 from burnish.rollouts.local.reusable_rows import KeptRow, Tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 
 class Decoder(Protocol):

@@ -38,11 +38,9 @@ from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_trial import choose_static, takes_static
 from burnish.rollouts.sampling import check_sampling
 from burnish.rollouts.stop import StopConditions
-from burnish.types import Metric, Reduction, Rollout, RolloutRequest, Tokenizer, UseKernels
+from burnish.types import Metric, PreTrainedModel, Reduction, Rollout, RolloutRequest, Tokenizer, UseKernels
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from burnish.models.loading import LoadedModel
 
 _ADMISSION_FRACTION = 0.125

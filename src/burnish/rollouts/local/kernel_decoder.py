@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,7 @@ from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.kernel_cache import CachedRow, CacheShape, KernelCache
 from burnish.rollouts.local.packed_weights import Layout, Product, joined_product
 from burnish.rollouts.local.reusable_rows import Held, KeptRow, Tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 _TOKENS_PER_ROW, _ROWS_PER_PASS = 32, 64
 """Limits of a reading pass. A thread keeps the attention scores of all the tokens that it reads of a row."""

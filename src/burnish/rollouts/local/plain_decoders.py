@@ -9,16 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from burnish.forward.batch import rows_by
 from burnish.forward.row_rules import plain_inputs, quiet_outputs, row_rules
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 _CACHES = ("cache", "past_key_values", "cache_params", "state")
 """Names that models use for their cache of the tokens read so far."""

@@ -18,9 +18,10 @@ from burnish.forward.row_rules import quiet_outputs
 from burnish.machine.matmul_precision import rounded_up, rounds_up
 from burnish.rollouts.local.cache import Columns, Masks, PrefilledPrompts, RowCache, as_argument
 from burnish.rollouts.local.reusable_rows import Held, KeptRow, Tokens
+from burnish.types import PreTrainedModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 _TOKENS_PER_FORWARD = {"cpu": 2_048}
 """Prompt tokens (with padding) per forward pass, by type of device. More are not faster on a CPU."""

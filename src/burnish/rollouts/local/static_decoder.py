@@ -8,7 +8,7 @@ own weights: after an update nothing has to be done, as long as their addresses 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,9 +26,7 @@ from burnish.rollouts.local.static_steps import (
     bucket,
     power_of_two,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 Attention = Literal["flash", "fused", "masked"]
 """FlashAttention's kernel or PyTorch's fused one, with each prompt once; or the model's own, with masks over whole

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,9 +18,7 @@ from burnish.rollouts.local.static_decoder import Attention, StaticDecoder, Stat
 from burnish.rollouts.local.static_steps import BLOCK
 from burnish.rollouts.noise import uniforms
 from burnish.rollouts.sampling import sample
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 GRAPHS, STEPS = "CUDA graphs", "fixed shapes"
 _DEVICES = ("cuda",)

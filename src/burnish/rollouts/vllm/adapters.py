@@ -13,7 +13,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,9 +20,7 @@ from torch import Tensor
 from burnish.models.lora import ADAPTER, adapted_layers, delta_of, saved_adapter
 from burnish.models.weights import checkpoint_layout, named_tensors
 from burnish.rollouts.vllm.process import EngineProcess, Message, WorkerFault, WorkerLost
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM can be set up for."""

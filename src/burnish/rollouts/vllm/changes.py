@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from burnish.models.weights import Weights, checkpoint_layout
 from burnish.rollouts.vllm.adapters import AdapterPushes
 from burnish.rollouts.vllm.heads import ConfigJson, HeadPadding, choose_padding
 from burnish.rollouts.vllm.process import EngineProcess
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import PreTrainedModel
 
 LARGEST_PART = 1 / 3
 """Share of the bytes: if more has changed, everything is pushed."""

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,10 +36,7 @@ from burnish.rollouts.vllm.changes import WeightPushes
 from burnish.rollouts.vllm.heads import ConfigJson
 from burnish.rollouts.vllm.process import SCRIPT, EngineProcess, Message, WorkerFault, WorkerLost
 from burnish.rollouts.vllm.traits import TRAITS
-from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest, Tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from burnish.types import FinishReason, Metric, PreTrainedModel, Reduction, Rollout, RolloutRequest, Tokenizer
 
 _TOKENS_PER_STEP = 4096
 """Prompt tokens that vLLM reads at once on a CPU, unless the context is longer."""
