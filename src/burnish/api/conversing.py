@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from burnish.agents.conversation import ConversingEngine, Talk
 from burnish.agents.partner import ToolsAndEnvironment
@@ -18,15 +17,13 @@ from burnish.config.schema import RlConfig
 from burnish.data.chat import encode_bare, encode_prompt, text_of_tokens
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
+from burnish.models.loading import LoadedModel
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import OnFinished, Requests, RolloutEngine, Sampling
 from burnish.trainers.rl.setup.conversations import open_partner, talk_with
 from burnish.trainers.rl.setup.domains import build_sampling
 from burnish.trainers.rl.setup.feeds import load_prompt_set, with_template
 from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest, Tokenizer
-
-if TYPE_CHECKING:
-    from burnish.models.loading import LoadedModel
 
 EngineFor = Callable[[int], tuple[RolloutEngine, int]]
 """An engine for texts of this many tokens, and how many it has room for."""

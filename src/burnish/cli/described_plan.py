@@ -6,19 +6,16 @@ import dataclasses
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from burnish.api.planning import time_lines
 from burnish.config.loading import LoadedConfig
 from burnish.planning.fitting import COLUMNS, Fit, MemoryTable
+from burnish.planning.machines import Machine
 from burnish.planning.memory import bytes_in_words
 from burnish.planning.plan import Plan
+from burnish.planning.shortages import Shortage
+from burnish.planning.timing import RunTime
 from burnish.types import Json
-
-if TYPE_CHECKING:
-    from burnish.planning.machines import Machine
-    from burnish.planning.shortages import Shortage
-    from burnish.planning.timing import RunTime
 
 FORMAT = 1
 """Of the JSON. It rises when a key goes away or changes its meaning; new keys may come at any time."""

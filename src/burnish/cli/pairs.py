@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from burnish.cli.arguments import RlRunFolder
 from burnish.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Out = Annotated[Path, typer.Option(help="File to write; it must not exist yet.")]
 Take = Annotated[Literal["best_worst", "all"], typer.Option(help="Best and worst of each group, or all its pairs.")]

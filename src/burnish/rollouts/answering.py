@@ -6,22 +6,19 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from burnish.config.schema_data import ModelConfig
 from burnish.data.chat import encode_prompt
 from burnish.errors import ConfigError, DataError
+from burnish.forward.fast_paths import FastPaths
 from burnish.models.folders import resolve_source
 from burnish.models.loading import load_model
 from burnish.rewards.judging.local import ModelAnswer
+from burnish.rewards.judging.options import JudgeOptions
+from burnish.rewards.judging.prompts import Messages
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.registry import engine_of
 from burnish.types import FinishReason, Message, Prompt, RolloutRequest, Tokenizer
-
-if TYPE_CHECKING:
-    from burnish.forward.fast_paths import FastPaths
-    from burnish.rewards.judging.options import JudgeOptions
-    from burnish.rewards.judging.prompts import Messages
 
 MAX_BATCH_ROWS = 32
 

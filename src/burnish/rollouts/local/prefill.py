@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig
 
 from burnish.errors import RolloutError
 from burnish.forward.attention import packing_way
@@ -19,9 +19,6 @@ from burnish.machine.matmul_precision import rounded_up, rounds_up
 from burnish.rollouts.local.cache import Columns, Masks, PrefilledPrompts, RowCache, as_argument
 from burnish.rollouts.local.reusable_rows import Held, KeptRow, Tokens
 from burnish.types import PreTrainedModel
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 _TOKENS_PER_FORWARD = {"cpu": 2_048}
 """Prompt tokens (with padding) per forward pass, by type of device. More are not faster on a CPU."""
