@@ -36,24 +36,11 @@ RUN_SIGNS = (CONFIG_FILE, LOCK_FILE, "checkpoints", "metrics.jsonl")
 """Any of these names in a folder shows that it is a run's folder."""
 
 MAY_DIFFER = (
-    "output",
-    "logging",
-    "evaluation",
-    "stop_when",
-    "checkpoint",
-    "data.eval",
-    "model.device",
-    "model.gradient_checkpointing",
-    "model.kernels",
-    "optimization.tokens_per_microbatch",
-    "rollout.max_batch_rows",
-    "scoring.workers",
-    "scoring.max_failure_fraction",
-    "scoring.retry_seconds",
-    "sandbox.tier",
-    "sandbox.url",
-    "sandbox.token_variable",
-    "cluster",
+    *("output", "logging", "evaluation", "stop_when", "checkpoint", "data.eval", "cluster"),
+    *("model.device", "model.gradient_checkpointing", "model.kernels"),
+    *("optimization.tokens_per_microbatch", "rollout.max_batch_rows"),
+    *("scoring.workers", "scoring.max_failure_fraction", "scoring.retry_seconds"),
+    *("sandbox.tier", "sandbox.url", "sandbox.token_variable"),
 )
 """Fields (and everything below them) that a resumed run may change, because they do not affect what is learned, except
 by rounding (model.device, model.kernels).
@@ -63,17 +50,8 @@ depends on it.
 """
 
 JUDGE_MAY_DIFFER = (
-    "url",
-    "key_variable",
-    "concurrency",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "retries",
-    "request_timeout_seconds",
-    "cache",
-    "price_in",
-    "price_out",
-    "labels",
+    *("url", "key_variable", "concurrency", "requests_per_minute", "tokens_per_minute", "retries"),
+    *("request_timeout_seconds", "cache", "price_in", "price_out", "labels"),
 )
 """Options of a reward `judge` that set where and how fast it is asked, but not the question."""
 

@@ -13,25 +13,8 @@ from burnish.errors import DataError
 Purpose = Literal["prompts", "examples", "preferences"]
 
 ROLES = (
-    "prompt",
-    "messages",
-    "input",
-    "system",
-    "history",
-    "completion",
-    "text",
-    "answer",
-    "domain",
-    "id",
-    "chosen",
-    "rejected",
-    "responses",
-    "best",
-    "margin",
-    "tie",
-    "label",
-    "weight",
-    "tools",
+    *("prompt", "messages", "input", "system", "history", "completion", "text", "answer", "domain", "id"),
+    *("chosen", "rejected", "responses", "best", "margin", "tie", "label", "weight", "tools"),
 )
 # Names of columns, in order of preference.
 _MESSAGES = ("messages", "conversations", "conversation")
