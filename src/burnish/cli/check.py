@@ -33,8 +33,7 @@ TopScore = Annotated[
     float | None, typer.Option(help="Total score that a gold answer must reach (default: each reward's top score).")
 ]
 PairReward = Annotated[
-    str | None,
-    typer.Option("--reward", help="Reward to compare preference pairs with, written as in a run file."),
+    str | None, typer.Option("--reward", help="Reward to compare preference pairs with, written as in a run file.")
 ]
 Show = Annotated[int, typer.Option(help="Number of failing rows to show.", min=0)]
 

@@ -37,13 +37,11 @@ Html = Annotated[str | None, typer.Option(help="Also write the simulated steps a
 Steps = Annotated[int | None, typer.Option(help="Steps for hours and cost (default: the run file's).", min=1)]
 Price = Annotated[float | None, typer.Option(help="Price of one device (card) for one hour.", min=0)]
 On = Annotated[
-    str | None,
-    typer.Option(help="Another machine: 8xH100-80GB, 2x8xH100-80GB, 2x24GB or a file.", show_default=False),
+    str | None, typer.Option(help="Another machine: 8xH100-80GB, 2x8xH100-80GB, 2x24GB or a file.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ResponseTokens = Annotated[
-    float | None,
-    typer.Option(help="Mean response length in tokens, for step times.", min=1, show_default=False),
+    float | None, typer.Option(help="Mean response length in tokens, for step times.", min=1, show_default=False)
 ]
 Mtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of one device.", min=0)]
 Slurm = Annotated[bool, typer.Option("--slurm", help="Print a Slurm batch script that starts the run.")]

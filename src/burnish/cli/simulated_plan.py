@@ -196,6 +196,5 @@ def _show_knee(settings: SimulationSettings, at: Forecast, console: Console) -> 
     )
     if not (settings.max_staleness or settings.window or settings.partial):
         console.print(
-            "[yellow]note[/] two pools are simulated with max_staleness 1; the run file says 0",
-            soft_wrap=True,
+            "[yellow]note[/] two pools are simulated with max_staleness 1; the run file says 0", soft_wrap=True
         )

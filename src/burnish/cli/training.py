@@ -28,8 +28,7 @@ AcceptChanges = Annotated[
 ]
 
 Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", help="Show all columns of metrics, and the fast paths in use (logging.verbose)."),
+    bool, typer.Option("--verbose", help="Show all columns of metrics, and the fast paths in use (logging.verbose).")
 ]
 Fork = Annotated[
     str | None, typer.Option(metavar="RUN@STEP", help="Start from a checkpoint of another run, with other settings.")

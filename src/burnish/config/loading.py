@@ -56,8 +56,7 @@ class LoadedConfig:
         if isinstance(self.config, wanted):
             return self.config
         raise ConfigError(
-            f"{self.source} is a run file of `burnish {self.config.kind}`",
-            remedy=f"use one of `burnish {wanted.kind}`",
+            f"{self.source} is a run file of `burnish {self.config.kind}`", remedy=f"use one of `burnish {wanted.kind}`"
         )
 
 

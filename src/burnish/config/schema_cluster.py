@@ -41,10 +41,7 @@ class TrainersConfig(Section):
     A run's numbers depend on `lanes` and `threads`, not on the number of processes.
     """
 
-    not_here: ClassVar[Mapping[str, str]] = {
-        "rollout_workers": _NOTHING_SAMPLES,
-        "own_process": _ONE_MODEL,
-    }
+    not_here: ClassVar[Mapping[str, str]] = {"rollout_workers": _NOTHING_SAMPLES, "own_process": _ONE_MODEL}
 
     trainers: Processes = 1
     """Processes that train. Each takes part of every minibatch, and gradients are summed in an order fixed by `lanes`.

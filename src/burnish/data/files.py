@@ -115,8 +115,7 @@ def _read_str(path: Path, max_bytes: int) -> str:
         # If there is a byte order mark, `error.start` refers to a copy of the bytes without it: `error.object`.
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path}:{line}: not UTF-8 text (byte {error.object[error.start]:#04x})",
-            remedy="convert the file to UTF-8",
+            f"{path}:{line}: not UTF-8 text (byte {error.object[error.start]:#04x})", remedy="convert the file to UTF-8"
         ) from error
 
 

@@ -151,13 +151,7 @@ def vocabulary_difference(theirs: Tokenizer, ours: Tokenizer) -> str | None:
 
 
 def require_same_tokens(
-    field: str,
-    path: str,
-    theirs: Tokenizer,
-    ours: Tokenizer,
-    *,
-    remedy: str,
-    no_more: bool = False,
+    field: str, path: str, theirs: Tokenizer, ours: Tokenizer, *, remedy: str, no_more: bool = False
 ) -> None:
     """Raise ModelError unless every token of ours has the same id for the model at `path`; with `no_more`, also if that
     model has further ones. Models with other vocabularies cannot be compared token by token."""

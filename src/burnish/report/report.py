@@ -73,8 +73,7 @@ def read_run(run_dir: Path, name: str, limits: PageLimits) -> RunPage:
     rows = read_rows(run_dir / METRICS_FILE)
     if not rows:
         raise DataError(
-            f"{run_dir} has no {METRICS_FILE} with at least one step",
-            remedy="give the folder of a run (its `output`)",
+            f"{run_dir} has no {METRICS_FILE} with at least one step", remedy="give the folder of a run (its `output`)"
         )
     return RunPage(
         name=name,

@@ -220,8 +220,5 @@ def _values(prompt: Prompt) -> dict[str, str]:
     return {f"is {text}": text for text in ("null", "{}", "[]", "0", '""')}
 
 
-TRIVIAL_RESPONSES: Mapping[str, Callable[[Prompt], dict[str, str]]] = {
-    "code": _programs,
-    "json_schema": _values,
-}
+TRIVIAL_RESPONSES: Mapping[str, Callable[[Prompt], dict[str, str]]] = {"code": _programs, "json_schema": _values}
 """Name of a built-in reward -> function that gives trivial responses to a row, by what they are or do."""

@@ -61,10 +61,7 @@ class PairAgreement:
 
 
 def pair_agreement(
-    examples: Sequence[PreferenceExample],
-    prompts: Mapping[str, Prompt],
-    tokenizer: Tokenizer,
-    scorer: RewardScorer,
+    examples: Sequence[PreferenceExample], prompts: Mapping[str, Prompt], tokenizer: Tokenizer, scorer: RewardScorer
 ) -> PairAgreement:
     """Score all responses of comparisons. The responses to one prompt are a group, as judges that compare need it.
 

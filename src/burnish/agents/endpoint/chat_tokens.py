@@ -50,11 +50,7 @@ class Speech:
 
     @staticmethod
     def of(
-        tokenizer: Tokenizer,
-        stop_token_ids: Iterable[int],
-        options: Mapping[str, Json],
-        *,
-        parser: str = AUTO,
+        tokenizer: Tokenizer, stop_token_ids: Iterable[int], options: Mapping[str, Json], *, parser: str = AUTO
     ) -> Speech:
         """Make one with the parser of this name, `auto` for the format of the chat template. If there is none for it,
         only tools are refused. ConfigError for an unknown name."""
