@@ -110,7 +110,7 @@ USUAL = "rl"
 """The kind that is meant where nothing says which: of a file that cannot be understood, or of a model that no run has
 trained."""
 
-register(
+for _kind in (
     Kind(
         name="rl",
         trains="a policy, on rollouts that it samples and rewards score",
@@ -126,9 +126,7 @@ register(
         train="burnish.trainers.cluster:train_rl",
         evaluate="burnish.trainers.rl.run:evaluate_run",
         best=("eval/accuracy", "eval/reward_mean"),
-    )
-)
-register(
+    ),
     Kind(
         name="sft",
         trains="a model, on given texts",
@@ -142,9 +140,7 @@ register(
         train="burnish.trainers.sft:train_sft",
         evaluate="burnish.trainers.held_out:evaluate_sft_run",
         rows="examples",
-    )
-)
-register(
+    ),
     Kind(
         name="distill",
         trains="a student, on the token distributions of a teacher",
@@ -159,9 +155,7 @@ register(
         train="burnish.trainers.distill:train_distill",
         evaluate="burnish.trainers.distill:evaluate_distill_run",
         rows="examples",
-    )
-)
-register(
+    ),
     Kind(
         name="rm",
         trains="a reward model, on comparisons of responses",
@@ -176,9 +170,7 @@ register(
         evaluate="burnish.trainers.held_out:evaluate_rm_run",
         rows="preferences",
         best=("eval/accuracy",),
-    )
-)
-register(
+    ),
     Kind(
         name="prefer",
         trains="a policy, on preferences between given responses",
@@ -193,5 +185,6 @@ register(
         train="burnish.trainers.preferences.loop:train_preferences",
         evaluate="burnish.trainers.preferences.measuring:evaluate_prefer_run",
         best=("eval/accuracy",),
-    )
-)
+    ),
+):
+    register(_kind)
