@@ -153,7 +153,7 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     config = settled(config)
     machine = with_kept_speed(machine, config, facts) if here else machine
     plan = replace(plan, machine=machine)
-    time = _time_of(plan, config, facts, machine, rewards, data, assumed)
+    time = _time_of(plan, config, facts, rewards, data, assumed)
     if time is not None or here:
         plan = replace(plan, time=time, lines=(*plan.lines, *time_lines(time)))
     if assumed.reload is None or here:
@@ -162,7 +162,7 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     reload = assumed.reload
     fit = Fitting(lambda words: settled(reload(words)), facts, machine, rewards).search(config)
     changed = settled(reload(fit.words)) if fit.changes else None
-    later = None if changed is None else _time_of(plan, changed, facts, machine, rewards, data, assumed)
+    later = None if changed is None else _time_of(plan, changed, facts, rewards, data, assumed)
     return replace(plan, fit=fit, changed_time=later)
 
 
@@ -190,22 +190,17 @@ def _pinned(config: RunConfig, notes: list[str], *, here: bool) -> RunConfig:
 
 
 def _time_of(
-    plan: Plan,
-    config: RunConfig,
-    facts: ModelFacts,
-    machine: Machine,
-    rewards: tuple[RewardFacts, ...],
-    data: Preview,
-    assumed: Assumed,
+    plan: Plan, config: RunConfig, facts: ModelFacts, rewards: tuple[RewardFacts, ...], data: Preview, assumed: Assumed
 ) -> RunTime | None:
-    """The time of the run; None if the speed of the machine is unknown."""
+    """The time of the run on the machine of its plan; None if the speed of the machine is unknown."""
     from burnish.planning.processes import runs_on_gpu, sharding_of
-    from burnish.planning.timing import assumed_lengths, times_of
+    from burnish.planning.timing import times_of
 
-    if machine.speed is None or (machine.gpu_bytes and not runs_on_gpu(config, machine)):
+    machine = plan.machine
+    if machine is None or machine.speed is None or (machine.gpu_bytes and not runs_on_gpu(config, machine)):
         return None
     mean = data.tokens / (config.texts_each * data.rows) if data.tokens and data.rows else None
-    lengths = assumed_lengths(config, mean, assumed.response_tokens or recorded_response(config))
+    lengths = times_of(config).assumed(config, mean, assumed.response_tokens or recorded_response(config))
     sharding = sharding_of(config, facts, machine, rewards).sharding
     times = times_of(config)(config, facts, machine, machine.speed, lengths, rewards, sharding)
     evaluation = (plan.evaluations or 0) * times.evaluation(data.heldout)

@@ -94,11 +94,6 @@ def times_of(config: RunConfig) -> type[StepTimes]:
     return load(find_kind(config.kind).time)
 
 
-def assumed_lengths(config: RunConfig, prompt: float | None = None, response: float | None = None) -> Lengths:
-    """Assume half of the allowed lengths where nothing else is known. prompt: mean tokens of the data."""
-    return times_of(config).assumed(config, prompt, response)
-
-
 ALLOWED = "half of what is allowed (assumed)"
 
 

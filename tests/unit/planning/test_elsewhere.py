@@ -18,7 +18,7 @@ from burnish.planning.model_facts import ModelFacts, facts_by_name, facts_of, kn
 from burnish.planning.processes import PROCESS_BYTES, seats_of
 from burnish.planning.rl import RlTimes
 from burnish.planning.shortages import shortages
-from burnish.planning.timing import assumed_lengths, forward_operations
+from burnish.planning.timing import forward_operations
 
 GIB = 2**30
 
@@ -306,7 +306,7 @@ def test_the_operations_of_a_forward_pass() -> None:
 
 def test_the_phases_of_a_step_by_hand() -> None:
     config = rl(rollout={"prompts_per_step": 2, "group_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 8})
-    times = RlTimes(config, TINY, machine(), SPEED, assumed_lengths(config, 4, 4))
+    times = RlTimes(config, TINY, machine(), SPEED, RlTimes.assumed(config, 4, 4))
     found = {phase.phase: phase.seconds for phase in times.phases()}
     # Eight responses of four tokens; the longest is taken to have eight: eight steps of four rows on average.
     read = (1_000 + 200 + 2 * 2 * 1 * 5 * 4 * 6) * 2
@@ -333,7 +333,7 @@ def test_the_phases_of_a_step_by_hand() -> None:
 )
 def test_how_many_passes_an_update_takes(sections: dict[str, Any], passes: float) -> None:
     config = rl(**sections)
-    times = RlTimes(config, TINY, machine(2), SPEED, assumed_lengths(config, 4, 4))
+    times = RlTimes(config, TINY, machine(2), SPEED, RlTimes.assumed(config, 4, 4))
     found = {phase.phase: phase.seconds for phase in times.phases()}
     tokens = 8 * 4 + 64 * 4
     assert found["update"] == pytest.approx(passes * forward_operations(TINY, tokens, 256, tokens * 4) / 1e12)
@@ -342,7 +342,7 @@ def test_how_many_passes_an_update_takes(sections: dict[str, Any], passes: float
 
 def test_exchanges_go_over_the_network_between_nodes() -> None:
     config = rl(cluster={"trainers": 4, "backend": "ray"})
-    of = {nodes: RlTimes(config, TINY, machine(4, nodes), SPEED, assumed_lengths(config, 4, 4)) for nodes in (1, 2)}
+    of = {nodes: RlTimes(config, TINY, machine(4, nodes), SPEED, RlTimes.assumed(config, 4, 4)) for nodes in (1, 2)}
     near, far = ({phase.phase: phase.seconds for phase in times.phases()} for times in of.values())
     assert near["exchange"] == pytest.approx(8 * 0.75 * 1_200 / 1e9)
     assert far["exchange"] == pytest.approx(10 * near["exchange"])
@@ -350,7 +350,7 @@ def test_exchanges_go_over_the_network_between_nodes() -> None:
 
 def test_sampling_aside_counts_where_it_takes_longer() -> None:
     config = rl(cluster={"rollout_workers": 1}, max_staleness=1)
-    times = RlTimes(config, TINY, machine(2), SPEED, assumed_lengths(config, 4, 400))
+    times = RlTimes(config, TINY, machine(2), SPEED, RlTimes.assumed(config, 4, 400))
     time = times.of_run(1)
     seconds = {phase.phase: phase.seconds for phase in time.phases}
     assert time.step_seconds == pytest.approx(seconds["push"] + seconds["rollout"])
