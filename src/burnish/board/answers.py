@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -119,12 +119,8 @@ class Board:
     def run(self, query: Query) -> object:
         """Return what does not change with every step: alarms, notes, environment and recorded steps."""
         run = self._one(query)
-        alarms = [
-            {"name": alarm.name, "message": alarm.message, "knob": alarm.knob, "step": alarm.step}
-            for alarm in run.table.alarms
-        ]
         return {
-            "alarms": alarms,
+            "alarms": list(map(asdict, run.table.alarms)),
             "notes": read_notes(run.folder),
             "environment": masked_text(run.folder / "environment.json") or "",
             "steps": list(run.index.files("step")),

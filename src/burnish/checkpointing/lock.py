@@ -8,7 +8,6 @@ import os
 import socket
 import stat
 from pathlib import Path
-from types import TracebackType
 
 from burnish.errors import CheckpointError
 from burnish.observability.atomic import disk_remedy
@@ -93,7 +92,7 @@ class RunLock:
         self.acquire()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()
 
     def _refuse_own(self) -> None:

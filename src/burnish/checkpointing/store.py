@@ -19,7 +19,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -296,8 +296,7 @@ class Pending:
 def write_pending(folder: Path, pending: Pending | None) -> None:
     """Write `pending.json` into a checkpoint that is being made, unless its step is complete (None)."""
     if pending is not None:
-        content = {"row": pending.row, "normalised": pending.normalised}
-        (folder / PENDING_FILE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+        (folder / PENDING_FILE).write_text(json.dumps(asdict(pending), allow_nan=False), encoding="utf-8")
 
 
 def read_pending(folder: Path) -> Pending | None:
