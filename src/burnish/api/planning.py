@@ -111,7 +111,7 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     and downloads nothing. Raises what the run would refuse (BurnishError), for another machine only what it would
     refuse there."""
     from burnish.checkpointing.sources import check_output
-    from burnish.planning.microbatch import microbatch_of, with_microbatch
+    from burnish.planning.microbatch import microbatch_of
     from burnish.planning.plan import seated
     from burnish.trainers.placement import model_facts, reward_facts, this_machine, with_kept_speed
 
@@ -148,7 +148,8 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
 
     def settled(config: RunConfig) -> RunConfig:
         """With the tokens of a micro-batch that this machine has memory for, if the run file leaves them to it."""
-        return with_microbatch(config, microbatch_of(config, facts, machine, rewards).tokens)
+        tokens = microbatch_of(config, facts, machine, rewards).tokens
+        return config.changed("optimization", tokens_per_microbatch=tokens)
 
     config = settled(config)
     machine = with_kept_speed(machine, config, facts) if here else machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -19,7 +19,7 @@ from burnish.checkpointing.sources import split_choice, with_inputs_moved
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.kinds import find_kind
 from burnish.config.loading import LoadedConfig, kind_of_data, load_run_data
-from burnish.config.schema import RunConfig
+from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.config.yaml_text import parse_value
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
 from burnish.observability.ending import read_ending
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from burnish.api.metrics import MetricsTable
     from burnish.trainers.interrupt import StopRequest
 
-ConfigT = TypeVar("ConfigT", bound=RunConfig)
 WEIGHTS_FOLDER = "policy"  # of a checkpoint; `burnish.trainers.result` would import torch
 
 
@@ -208,7 +207,7 @@ def with_saved_tokenizer(config: ConfigT, overrides: Sequence[str] = ()) -> Conf
     """The configuration for a checkpoint of its run, which holds tokenizer and chat template: the files that the run
     file names may have changed since, or be elsewhere. What an override sets stays."""
     saved = [name for name in ("tokenizer", "chat_template") if not any(_sets(one, "model", name) for one in overrides)]
-    return config.model_copy(update={"model": config.model.model_copy(update=dict.fromkeys(saved))})
+    return config.changed("model", **dict.fromkeys(saved))
 
 
 def _sets(override: str, section: str, field: str) -> bool:

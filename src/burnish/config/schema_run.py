@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator
 
@@ -119,6 +119,10 @@ class RunConfig(Section):
         optimization: OptimizationConfig = OptimizationConfig()
         cluster: TrainersConfig = TrainersConfig()
 
+    def changed(self, section: str, **values: object) -> Self:
+        """The run file with these values in a section, unchecked."""
+        return self.model_copy(update={section: vars(self)[section].model_copy(update=values)})
+
     @property
     def longest_text(self) -> int:
         """Longest text that a pass reads, in tokens."""
@@ -181,3 +185,6 @@ class RunConfig(Section):
     @classmethod
     def give_way(cls, resolved: dict[str, Json], is_set: IsSet) -> None:
         """Remove from a resolved run file the values that stood in for fields that overrides are about to set."""
+
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig)

@@ -13,7 +13,7 @@ from burnish.config.schema_run import RunConfig
 from burnish.planning.machines import Machine
 from burnish.planning.memory import bytes_in, bytes_in_words
 from burnish.planning.model_facts import ModelFacts, RewardFacts
-from burnish.planning.processes import ConfigT, needs_of_gpus, runs_on_gpu, seats_of
+from burnish.planning.processes import needs_of_gpus, runs_on_gpu, seats_of
 
 MOST, FEWEST = 65_536, 512
 """Bounds of the tokens that are tried, by halving. More tokens are no faster on any GPU."""
@@ -60,19 +60,12 @@ def usable_share(config: RunConfig) -> float:
     return max(0.0, USABLE - (share if isinstance(share, float) else traits.gpu_share))
 
 
-def with_microbatch(config: ConfigT, tokens: int) -> ConfigT:
-    """The run file with these tokens of a micro-batch."""
-    optimization = config.optimization.model_copy(update={"tokens_per_microbatch": tokens})
-    copy: ConfigT = config.model_copy(update={"optimization": optimization})  # type: ignore[assignment]
-    return copy
-
-
 def bytes_beside_passes(
     config: RunConfig, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts] = ()
 ) -> int:
     """Bytes on the training process's GPU in an update, besides the weights and what passes make: gradients, masters,
     moments and whatever else is planned there."""
-    seats = seats_of(with_microbatch(config, FEWEST), facts, machine, rewards)
+    seats = seats_of(config.changed("optimization", tokens_per_microbatch=FEWEST), facts, machine, rewards)
     seat = next(seat for seat in seats if seat.device)
     return bytes_in("update", (item for item in seat.device if item.name not in _OF_PASSES))
 
@@ -81,6 +74,6 @@ def _needed(config: RunConfig, tokens: int, facts: ModelFacts, machine: Machine,
     """Memory needed on the fullest GPU, without items of sampling alone: smaller passes leave no room for these."""
     seats = [
         replace(seat, device=tuple(item for item in seat.device if item.phases != ("sampling",)))
-        for seat in seats_of(with_microbatch(config, tokens), facts, machine, rewards)
+        for seat in seats_of(config.changed("optimization", tokens_per_microbatch=tokens), facts, machine, rewards)
     ]
     return max((needed for _, needed in needs_of_gpus(seats).values()), default=0)

@@ -9,7 +9,7 @@ from burnish.config.schema_run import RunConfig
 from burnish.planning.fitting import Fit, MemoryTable, memory_tables
 from burnish.planning.machines import Machine
 from burnish.planning.memory import PHASES, MemoryItem, bytes_in, bytes_in_words, estimate_memory
-from burnish.planning.microbatch import microbatch_of, with_microbatch
+from burnish.planning.microbatch import microbatch_of
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.processes import PlannedProcess, ShardingChoice, runs_on_gpu, seats_of, sharding_of
 from burnish.planning.shortages import refuse_impossible, seat_warnings
@@ -89,7 +89,7 @@ def seated(
     microbatch = microbatch_of(config, facts, machine, rewards)
     chosen = PlanLine("one step", "tokens of a micro-batch, at most", f"{microbatch.tokens:,}", microbatch.because)
     given = [chosen] if config.optimization.tokens_per_microbatch == "auto" else []
-    config = with_microbatch(config, microbatch.tokens)
+    config = config.changed("optimization", tokens_per_microbatch=microbatch.tokens)
     seats = seats_of(config, facts, machine, rewards)
     refuse_impossible(config, seats, machine, facts)
     warnings = (*plan.warnings, *seat_warnings(config, seats, machine))

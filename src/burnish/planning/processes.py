@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from burnish.config.kinds import find_kind, load
 from burnish.config.schema_run import RunConfig
@@ -18,7 +17,6 @@ from burnish.planning.machines import Machine
 from burnish.planning.memory import PHASES, MemoryItem, RoleMemory, Sharding, peak_bytes, table_of
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 
-ConfigT = TypeVar("ConfigT", bound=RunConfig)
 Items = Sequence[MemoryItem]
 
 PROCESS_BYTES = 300 << 20
@@ -255,18 +253,11 @@ def sharding_of(
     return ShardingChoice("optimizer", "auto: there may be too little memory even for it")
 
 
-def with_sharding(config: ConfigT, sharding: Sharding) -> ConfigT:
-    """The run file with this `cluster.sharding`."""
-    cluster = config.cluster.model_copy(update={"sharding": sharding})
-    copy: ConfigT = config.model_copy(update={"cluster": cluster})  # type: ignore[assignment]
-    return copy
-
-
 def _fits(
     config: RunConfig, sharding: Sharding, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]
 ) -> bool:
     """Return whether memory suffices for all processes together, and on each GPU for its own."""
-    seats = seats_of(with_sharding(config, sharding), facts, machine, rewards)
+    seats = seats_of(config.changed("cluster", sharding=sharding), facts, machine, rewards)
     together = max(needs_of_nodes(seats, machine).values(), default=0)
     on_gpus = max((needed for _, needed in needs_of_gpus(seats).values()), default=0)
     on_hosts = machine.memory_bytes is None or together <= machine.memory_bytes

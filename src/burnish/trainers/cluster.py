@@ -21,7 +21,8 @@ from typing import TypeVar
 import torch
 from rich.console import Console
 
-from burnish.config.schema import RlConfig, RunConfig
+from burnish.config.schema import RlConfig
+from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.config.torchrun import TorchrunRank, check_world
 from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference, TeamRole
 from burnish.distributed.launching import Crew, Launcher, Site, ThisMachine, start_all
@@ -55,7 +56,6 @@ from burnish.trainers.rl.setup.remote_roles import Ways, engine_role, own_role, 
 from burnish.trainers.rl.setup.roles import ALONE, Beside, Roles, build_roles
 from burnish.trainers.run_folder import record_paths, recorded_paths, recorded_ways
 
-ConfigT = TypeVar("ConfigT", bound=RunConfig)
 LearnerT = TypeVar("LearnerT")
 OpenRun = Callable[..., AbstractContextManager[Training]]
 """(configuration, console, accept_changes, open_learner) to a run that is closed with the block."""

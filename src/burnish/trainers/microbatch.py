@@ -8,15 +8,14 @@ from functools import partial
 
 import torch
 
-from burnish.config.schema_run import RunConfig
+from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.errors import CheckpointError
 from burnish.forward.batch import Batch
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
 from burnish.models.loading import LoadedModel
-from burnish.planning.microbatch import FEWEST, bytes_beside_passes, microbatch_of, usable_share, with_microbatch
-from burnish.planning.processes import ConfigT
+from burnish.planning.microbatch import FEWEST, bytes_beside_passes, microbatch_of, usable_share
 from burnish.trainers.placement import model_facts, reward_facts, this_machine
 
 PATH, PLACE = "passes", "tokens_per_microbatch auto"
@@ -36,7 +35,7 @@ def settle_microbatch(config: ConfigT, paths: FastPaths, loaded: LoadedModel | N
             f"paths.json in the run's folder says {PATH!r} are of {found!r}, which is not a number of tokens",
             remedy="set optimization.tokens_per_microbatch to a number",
         )
-    return with_microbatch(config, int(digits))
+    return config.changed("optimization", tokens_per_microbatch=int(digits))
 
 
 def _tokens(config: RunConfig, loaded: LoadedModel | None) -> int:

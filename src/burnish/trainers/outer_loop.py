@@ -19,7 +19,7 @@ from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, restoring, write_state
 from burnish.checkpointing.store import Checkpoint, CheckpointStore, Pending, read_pending, write_pending
-from burnish.config.schema import RunConfig
+from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DivergenceError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
@@ -280,7 +280,6 @@ def _versions(training: Training) -> tuple[int, ...]:
     return tuple(learner.version for learner in training.learners().values())
 
 
-ConfigT = TypeVar("ConfigT", bound=RunConfig)
 LearnerT = TypeVar("LearnerT", covariant=True)
 TrainingT = TypeVar("TrainingT", bound=Training)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from burnish.config.schema import RunConfig
+from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.forward.verdicts import own_cache
 from burnish.machine.container import allowed_cores, container_limits
 from burnish.planning.machines import Machine, Speed
 from burnish.planning.model_facts import ModelFacts, RewardFacts, facts_by_name, read_model_facts, read_reward_facts
-from burnish.planning.processes import ConfigT, seats_of, sharding_of, threads_each, with_sharding
+from burnish.planning.processes import seats_of, sharding_of, threads_each
 from burnish.planning.shortages import refuse_impossible, seat_warnings
 from burnish.trainers.chaining import pinned
 from burnish.trainers.processor_speed import MEMORY_BYTES, OVERHEADS, KeptTrial, nearest_trial
@@ -72,7 +72,7 @@ def check_placement(config: RunConfig, machine: Machine | None = None) -> list[s
 def placed(config: ConfigT) -> ConfigT:
     """The run file for its trainers, with `cluster.sharding: auto` resolved for this machine."""
     choice = sharding_of(config, model_facts(config), this_machine(), reward_facts(config))
-    return with_sharding(config, choice.sharding)
+    return config.changed("cluster", sharding=choice.sharding)
 
 
 def model_facts(config: RunConfig) -> ModelFacts | None:

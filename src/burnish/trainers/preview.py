@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from rich.console import Console
 
-from burnish.config.schema import RmConfig, RunConfig, SftConfig
+from burnish.config.schema import RmConfig, SftConfig
 from burnish.config.schema_data import DataSource
+from burnish.config.schema_run import ConfigT
 from burnish.data.loaded_sources import load_sources
 from burnish.data.overlap import find_overlap
 from burnish.data.preferences import count_comparisons
@@ -27,8 +27,6 @@ from burnish.trainers.reward_model.normalization import check_measured
 from burnish.trainers.rl.setup.preflight import check_model_source, local_tokenizer, notes_on, preview_elsewhere
 from burnish.trainers.sft import Schedule, load_examples
 from burnish.types import Tokenizer
-
-ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
 
 def preview_sft(config: SftConfig, facts: ModelFacts | None, *, here: bool) -> Preview:

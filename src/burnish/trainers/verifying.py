@@ -66,8 +66,7 @@ def verify_span(config: RunConfig, span: StepRange) -> tuple[FirstDifference | N
     """
     run = Path(config.output)
     with _beside(run) as folder:
-        logging = config.logging.model_copy(update={"sinks": ()})
-        again = config.model_copy(update={"output": str(folder), "logging": logging})
+        again = config.changed("logging", sinks=()).model_copy(update={"output": str(folder)})
         if span.start:
             fork_run(again, f"{run}@{span.start}", Console(quiet=True))
         elif (run / PATHS_FILE).exists():

@@ -18,7 +18,7 @@ from burnish.machine import processor
 from burnish.machine.container import ContainerLimits
 from burnish.planning.machines import Machine
 from burnish.planning.model_facts import read_model_facts
-from burnish.planning.processes import seats_of, with_sharding
+from burnish.planning.processes import seats_of
 from burnish.trainers import placement
 from burnish.trainers.placement import check_placement, placed, reward_facts, this_machine, with_kept_speed
 from burnish.trainers.processor_speed import KeptTrial
@@ -53,7 +53,7 @@ def test_an_impossible_run_leaves_nothing_behind(model: Path, tmp_path: Path, mo
     config = load_run_data(data, words, "sft").config
     assert check_placement(config, Machine(2, 2, 8 << 30)) == []
     assert "2 processes share 1 core," in check_placement(config, Machine(1, 1, 8 << 30))[0]
-    whole = seats_of(with_sharding(config, "whole"), read_model_facts(model), Machine(2, 2, 8 << 30))
+    whole = seats_of(config.changed("cluster", sharding="whole"), read_model_facts(model), Machine(2, 2, 8 << 30))
     enough = sum(seat.host_bytes for seat in whole) - 1  # for slices of the optimizer
     (said,) = [line for line in check_placement(config, Machine(2, 2, enough)) if "sharding" in line]
     assert said == "cluster.sharding: optimizer (auto: there is too little memory for whole)"

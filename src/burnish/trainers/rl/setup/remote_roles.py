@@ -97,7 +97,7 @@ def engine_role(config: RlConfig, ways: Mapping[str, str] | None = None) -> Iter
     paths = recorded_paths(Path(config.output)) if ways is None else FastPaths(ways)
     hide_loading_bars()
     if config.engine.traits.copies:  # its own weights take the GPU, or several
-        config = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+        config = config.changed("model", device="cpu")
     with open_model(config, paths, console, takes_weights=True) as loaded:
         if config.sends_adapters and config.model.lora is not None:
             Adapter(loaded.model, config.model.lora, seed=config.seed)
