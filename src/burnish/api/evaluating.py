@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from burnish.api.inputs import Inputs, write_inputs
 from burnish.api.preparing import Given, as_overrides, kind_of, output_of, prepare, prepared_run
 from burnish.api.rollouts import RecordedRollout, recorded
@@ -22,8 +24,6 @@ from burnish.models.loading_bars import without_loading_bars
 from burnish.observability.console import number_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from burnish.trainers.result import EvalReport
 
 
@@ -63,7 +63,6 @@ def evaluate(
     The result is written to RUN/eval/NNN, or for a model alone to a new folder in runs/. Raises BurnishError for
     everything that the caller can fix.
     """
-    from rich.console import Console
 
     from burnish.rewards.loading import functions_at_hand
 

@@ -15,13 +15,16 @@ from burnish.errors import CheckpointError
 from burnish.models.loading_bars import without_loading_bars
 from burnish.planning.fitting import Fitting, Reload
 from burnish.planning.machines import Machine
-from burnish.planning.plan import Plan, PlanLine, Preview
-from burnish.planning.timing import RunTime
+from burnish.planning.memory import bytes_in_words
+from burnish.planning.microbatch import microbatch_of
+from burnish.planning.model_facts import ModelFacts, RewardFacts
+from burnish.planning.plan import Plan, PlanLine, Preview, seated
+from burnish.planning.processes import runs_on_gpu, sharding_of
+from burnish.planning.timing import RunTime, times_of
 from burnish.simulation.gantt import seconds_in_words
 
 if TYPE_CHECKING:
     from burnish.api.preparing import Given
-    from burnish.planning.model_facts import ModelFacts, RewardFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,6 @@ class RunPlan:
 
     def _seats(self) -> Iterator[str]:
         """One line for each process. Without the model's sizes their memory is unknown."""
-        from burnish.planning.memory import bytes_in_words
-
         for seat in self.plan.seats:
             line = f"{seat.name}: {', '.join(seat.holds)}; {seat.computes}"
             if self.plan.memory:
@@ -111,8 +112,6 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     and downloads nothing. Raises what the run would refuse (BurnishError), for another machine only what it would
     refuse there."""
     from burnish.checkpointing.sources import check_output
-    from burnish.planning.microbatch import microbatch_of
-    from burnish.planning.plan import seated
     from burnish.trainers.placement import model_facts, reward_facts, this_machine, with_kept_speed
 
     assumed = assumed or Assumed()
@@ -194,9 +193,6 @@ def _time_of(
     plan: Plan, config: RunConfig, facts: ModelFacts, rewards: tuple[RewardFacts, ...], data: Preview, assumed: Assumed
 ) -> RunTime | None:
     """The time of the run on the machine of its plan; None if the speed of the machine is unknown."""
-    from burnish.planning.processes import runs_on_gpu, sharding_of
-    from burnish.planning.timing import times_of
-
     machine = plan.machine
     if machine is None or machine.speed is None or (machine.gpu_bytes and not runs_on_gpu(config, machine)):
         return None

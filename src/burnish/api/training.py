@@ -10,6 +10,8 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
+from rich.console import Console
+
 from burnish.api.inputs import Inputs, remove_torn, write_inputs
 from burnish.api.preparing import Given, prepared_run
 from burnish.api.run import Run
@@ -24,8 +26,6 @@ from burnish.machine.garbage import uncollected
 from burnish.models.loading_bars import without_loading_bars
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from burnish.trainers.interrupt import StopRequest, Watcher
     from burnish.trainers.result import RunResult
 
@@ -77,7 +77,6 @@ def train_kind(
     **fields: object,
 ) -> Run:
     """`train`, for a run of any kind."""
-    from rich.console import Console
 
     from burnish.rewards.loading import functions_at_hand
     from burnish.trainers.forking import fork_run

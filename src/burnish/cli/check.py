@@ -14,7 +14,7 @@ from rich.console import Console
 from burnish.cli.arguments import Overrides
 from burnish.cli.tables import show_table
 from burnish.errors import ConfigError, DataError, ModelError, OutageError
-from burnish.observability.console import number_text
+from burnish.observability.console import number_text, say
 
 if TYPE_CHECKING:
     from burnish.config.domains import DomainSettings, Split
@@ -84,7 +84,6 @@ def check_rewards(
         return _list_rewards(console)
     if file is None:
         raise ConfigError("no run file is given", remedy="burnish check FILE, or burnish check --list")
-    from burnish.observability.console import say
     from burnish.trainers.chaining import pinned
 
     config, chained = pinned(load_any_run_file(file, overrides or ()).config)
@@ -99,7 +98,6 @@ def check_rewards(
 def check_data(config: RunConfig, top_score: float | None, show: int, console: Console) -> int:
     """Read the data of a run without gold answers, and refuse what training would refuse."""
     from burnish.config.kinds import find_kind, load
-    from burnish.observability.console import say
     from burnish.trainers.placement import model_facts
 
     found: Preview = load(find_kind(config.kind).preview)(config, model_facts(config), here=True)
@@ -116,7 +114,6 @@ def _check_pairs(config: RunConfig, reward: str, show: int, console: Console) ->
     from burnish.data.preferences import load_preferences
     from burnish.data.prompts import read_prompts
     from burnish.models.tokenizers import load_tokenizer
-    from burnish.observability.console import say
     from burnish.rewards import ProcessRewardScorer
     from burnish.rewards.pair_agreement import pair_agreement
     from burnish.rollouts.answering import open_model
@@ -167,7 +164,6 @@ def check_gold_answers(config: RlConfig, top_score: float | None, show: int, con
 def _ask_teachers(config: RlConfig, console: Console) -> None:
     """Ask the teachers at endpoints whether they score the model's tokens. One that does not answer is only named."""
     from burnish.models.tokenizers import load_tokenizer
-    from burnish.observability.console import say
     from burnish.trainers.rl.setup.teachers import check_endpoints
 
     try:
@@ -183,7 +179,6 @@ def _check_domain(
     failures."""
     from burnish.config.domains import sources_of
     from burnish.data.prompts import DomainRows, check_bound_rewards, check_golds, read_prompts
-    from burnish.observability.console import say
 
     name = domain.title(f"data.{split}")
     sources = sources_of(config, domain, split)

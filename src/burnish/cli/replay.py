@@ -13,7 +13,7 @@ from rich.console import Console
 from burnish.cli.arguments import Overrides, RlRunFolder
 from burnish.cli.tables import show_table
 from burnish.errors import ConfigError, DataError
-from burnish.observability.console import number_text
+from burnish.observability.console import number_text, say
 
 if TYPE_CHECKING:
     from burnish.trainers.replay import Replayed
@@ -59,7 +59,6 @@ def replay(
     from burnish.api.run import run_config
     from burnish.config.schema import RlConfig
     from burnish.models.loading_bars import hide_loading_bars
-    from burnish.observability.console import say
     from burnish.trainers.replay import check_same_teachers, open_replay
     from burnish.trainers.replay_result import most_changed, summary_of, write_replay
 
