@@ -18,8 +18,7 @@ import pytest
 from board_runs import line, write_rows, write_step
 from watching import wait_for
 
-from burnish.board.answers import Board
-from burnish.board.notes import add_note
+from burnish.board.answers import Board, add_note
 from burnish.board.runs import Runs
 from burnish.board.server import application
 from burnish.outside.listening import UVICORN, listening, url_of

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypedDict, TypeVar, get_args
 
 from burnish.board.curves import Axis, charts_of, points
-from burnish.board.index import Kind
-from burnish.board.notes import add_note, read_notes
+from burnish.board.index import FOLDER, Kind, own_folder
 from burnish.board.rollouts import Form, ResponseFilter, group_page, rows_of_step, sightings, step_page
 from burnish.board.runs import Runs, RunSummary, WatchedRun
 from burnish.board.timeline import picture_of
 from burnish.errors import DataError
+from burnish.observability.atomic import PRIVATE, disk_errors
 from burnish.observability.control import REQUESTS, Request, ask, take
 from burnish.outside.listening import RefusedError, wrong
 from burnish.outside.reading import reading
@@ -27,6 +29,8 @@ T = TypeVar("T", bound=str)
 _SCAN_SECONDS, _REFRESH_SECONDS = 5.0, 0.1
 READING_SECONDS = 0.4
 """Longest time for which one request reads metrics; with the next one it goes on."""
+NOTES_FILE = "notes.jsonl"
+_MOST_CHARACTERS = 4_000
 _TIMELINE_STEPS = 20
 INDEXING_SECONDS = 0.5
 """Longest time for which one request indexes files; the page asks again until none is left."""
@@ -219,3 +223,44 @@ def _pass_on(folder: Path, request: Request, *, on: bool) -> None:
     except OSError as error:
         remedy = "start the board as the owner of that folder"
         raise DataError(f"cannot write below {folder}: {error.strerror}", remedy=remedy) from error
+
+
+class Note(TypedDict):
+    """A remark on a step, or on one of its groups; written: local time with its offset."""
+
+    text: str
+    kind: str
+    step: int
+    group: int | None
+    written: str
+
+
+def read_notes(run_dir: Path) -> list[Note]:
+    """Read the notes on a run, oldest first. DataError if a line is damaged."""
+    path = run_dir / FOLDER / NOTES_FILE
+    if path.is_symlink() or path.parent.is_symlink() or not path.exists():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {error}", remedy="fix or remove it") from error
+
+
+def add_note(run_dir: Path, text: str, kind: str, step: int, group: int | None) -> Note:
+    """Append a note. DataError if it is empty or too long, or if the folder cannot be written to."""
+    if not text.strip() or len(text) > _MOST_CHARACTERS:
+        raise DataError(
+            f"a note has 1 to {_MOST_CHARACTERS:,} characters", remedy="write it shorter, or write something"
+        )
+    note: Note = {"text": text.strip(), "kind": kind, "step": step, "group": group, "written": _now()}
+    path = run_dir / FOLDER / NOTES_FILE
+    with disk_errors(f"write {path}", path.parent, DataError):
+        own_folder(path.parent)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(note) + "\n")
+    return note
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from board_runs import line, write_step
 
+from burnish.board.answers import add_note, read_notes
 from burnish.board.index import FOLDER, RolloutIndex
-from burnish.board.notes import add_note, read_notes
 from burnish.board.rollouts import ResponseFilter, group_page, rows_of_step, sightings, step_page
 from burnish.errors import DataError
 
