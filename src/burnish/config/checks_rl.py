@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from burnish.config import names
 from burnish.config.checks import check_any, offload, warmup_too_long
 from burnish.config.checks_algorithm import check_adaptive_kl, check_algorithm
-from burnish.config.checks_conversation import check_conversations
-from burnish.config.checks_domains import check_domains, judging_reward
+from burnish.config.checks_domains import check_conversations, check_domains, judging_reward
 from burnish.config.domains import DomainSettings, domain_settings, sources_of
 from burnish.config.engines import ENGINES, FALLBACK, EngineTraits, traits_of
 from burnish.config.problems import Problem
