@@ -16,19 +16,19 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 from burnish.distributed import server
 from burnish.distributed.pulse import SILENT_SECONDS
 from burnish.outside.frames import can_be_read, pair
 from burnish.outside.plugins import describe_exit
-from burnish.outside.supervise import Child, Forked, activity, adopting_orphans, fork_for, start_interpreter
+from burnish.outside.supervise import Child, Closing, Forked, activity, adopting_orphans, fork_for, start_interpreter
 
 _LOOK_SECONDS = 0.5
 _MESSAGE_BYTES = 1 << 17
 
 
-class ForkServer:
+class ForkServer(Closing):
     """Starts the interpreter when the first process is wanted, and again if it has ended. As a context manager it ends
     it, which ends none of its forks: they are children of this process."""
 
@@ -101,12 +101,6 @@ class ForkServer:
         """End the interpreter. Idempotent."""
         with self._lock:
             self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def main(descriptor: int, owner: int) -> None:

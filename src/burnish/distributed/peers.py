@@ -28,6 +28,7 @@ from burnish.distributed.weight_transfer import SealedWeights
 from burnish.errors import BurnishError
 from burnish.forward.team import PeerFailedError
 from burnish.observability.timeline import WorkSpan
+from burnish.outside.supervise import Closing
 from burnish.types import Metric, Rollout, RolloutRequest
 
 START_SECONDS = 600.0
@@ -111,7 +112,7 @@ class ProcessSpec:
     given_up: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
-class Peer(ABC):
+class Peer(Closing, ABC):
     """A process with roles of the run. As a context manager it ends the process.
 
     Requests go one at a time: none is sent before the previous one is answered, whichever thread made it. If one is not
@@ -312,12 +313,6 @@ class Peer(ABC):
     def _let_go(self) -> None:
         """Close what only whoever has the turn uses. Idempotent."""
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _error(self, what: str, why: str, remedy: str | None = None) -> RoleLostError:
         return RoleLostError(f"{what}: process {self.name!r} {why}", remedy=remedy or _ENDED, process=self.name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, OutageError, RewardError
+from burnish.outside.supervise import Closing
 from burnish.rewards.calling import RewardCaller, TracebackInWorkerError, failed
 from burnish.rewards.combining import (
     Counts,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MAX_REASON = 1000  # characters of the first failure in a message
 
 
-class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
+class ProcessRewardScorer(Closing):
     """Scores rollouts with the rewards of a run file (the `RewardScorer` protocol).
 
     User code and built-ins that could hang run in killable worker processes. Cheap built-ins and reward models
@@ -229,9 +229,6 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         if self._models.judges is not None:
             self._models.judges.close()
         self._pool.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class AskedModels:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from burnish.errors import SandboxError
+from burnish.outside.supervise import Closing
 from burnish.sandbox import shared
 from burnish.sandbox.job import AssertTests, FunctionTests, Grade, Limits, Output, Program, ProgramTests, Verdict
 from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, limits_of, output_of, plain_job, verdict_of
@@ -34,7 +35,7 @@ _RETRIED = (429, *range(500, 600))
 _Read = TypeVar("_Read")
 
 
-class RemoteSandbox:
+class RemoteSandbox(Closing):
     """Runs jobs on a server. A context manager, which closes its connections.
 
     url: of the server, without a path of an endpoint. A server of ours (`burnish sandbox serve`) judges as the sandbox
@@ -70,12 +71,6 @@ class RemoteSandbox:
     def is_ours(self) -> bool:
         """True if the server judges whole jobs; any other only runs programs."""
         return self._most is not None
-
-    def __enter__(self) -> RemoteSandbox:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connections."""

@@ -12,6 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from burnish.errors import SandboxError
+from burnish.outside.supervise import Closing
 from burnish.sandbox.confinement import Tier
 from burnish.sandbox.job import AssertTests, FunctionTests, Limits, Output, Program, ProgramTests, Status, Verdict
 from burnish.sandbox.messages import plain_job
@@ -26,7 +27,7 @@ START_SHARE, LEAST_START_SECONDS = 0.5, 2.0
 """Time for starting programs, beyond the seconds of a job: this share of those seconds, and at least so many."""
 
 
-class Sandbox:
+class Sandbox(Closing):
     """Runs jobs under one tier of confinement. A context manager, which ends its processes.
 
     processes: jobs at the same time. Several threads may call `run`. Raises TierRefusedError where the machine does not
@@ -44,12 +45,6 @@ class Sandbox:
         for _ in range(processes - 1):
             self._idle.put(None)  # started when it is needed
         self._idle.put(WarmParent(tier))
-
-    def __enter__(self) -> Sandbox:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all processes. Jobs that run, and threads that wait for a process, get a SandboxError. Idempotent."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from burnish.errors import SandboxError
 from burnish.outside.frames import frame
+from burnish.outside.supervise import Closing
 from burnish.sandbox.cells import TAIL_BYTES
 from burnish.sandbox.confinement import Tier
 from burnish.sandbox.job import Limits
@@ -50,7 +51,7 @@ class CellOutput:
     stopped: bool = False
 
 
-class Sessions:
+class Sessions(Closing):
     """Opens sessions in one tier of confinement. A context manager, which ends them all.
 
     most: sessions at a time, up to 512. limits: of each one. `processor_seconds` and `memory_mb` are for the whole of
@@ -71,12 +72,6 @@ class Sessions:
         self._lock = threading.Lock()
         self._open: set[SandboxSession] = set()
         self._parent: Parent | None = Parent(tier, _MODULE)
-
-    def __enter__(self) -> Sessions:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def open(self, seconds: float) -> SandboxSession:
         """A new session. Raises TimeoutError if none became possible within these seconds, and SandboxError."""

@@ -27,6 +27,7 @@ from burnish.config.schema_rollout import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.models.lora import saved_adapter
 from burnish.models.weights import Weights, take_tensors
+from burnish.outside.supervise import Closing
 from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, Sampling
 from burnish.rollouts.limits import check_logprob, response_limit
 from burnish.rollouts.noise import sample_key
@@ -216,7 +217,7 @@ class VllmWorker:
         add_note(self.log, f"the worker {_what(lost)} during {during}; starting another")
 
 
-class VllmEngine(RestingEngine):
+class VllmEngine(Closing, RestingEngine):
     """A RolloutEngine on vLLM. Also a context manager, which ends the worker.
 
     model: vLLM uses its configuration, and samples with its weights until the first `sync`. context_length: maximum
@@ -249,12 +250,6 @@ class VllmEngine(RestingEngine):
     @property
     def version(self) -> int:
         return self._pushes.weights.version
-
-    def __enter__(self) -> VllmEngine:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the worker. Idempotent. A later call would start another worker."""
