@@ -58,34 +58,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BurnishError": "errors",
-    "Evaluation": "api.evaluating",
-    "Message": "types",
-    "MetricsTable": "api.metrics",
-    "Policy": "api.policy",
-    "RecordedRollout": "api.rollouts",
-    "Response": "api.policy",
-    "Rollout": "types",
-    "Run": "api.run",
-    "RunPlan": "api.planning",
-    "Score": "types",
-    "distill": "api.training",
-    "evaluate": "api.evaluating",
-    "load_run": "api.run",
-    "plan": "api.planning",
-    "prefer": "api.training",
-    "reward_model": "api.training",
-    "sft": "api.training",
-    "sweep": "experiments.sweep",
-    "table": "experiments.table",
-    "train": "api.training",
+    "api.evaluating": ("Evaluation", "evaluate"),
+    "api.metrics": ("MetricsTable",),
+    "api.planning": ("RunPlan", "plan"),
+    "api.policy": ("Policy", "Response"),
+    "api.rollouts": ("RecordedRollout",),
+    "api.run": ("Run", "load_run"),
+    "api.training": ("distill", "prefer", "reward_model", "sft", "train"),
+    "errors": ("BurnishError",),
+    "experiments.sweep": ("sweep",),
+    "experiments.table": ("table",),
+    "types": ("Message", "Rollout", "Score"),
 }
-"""Where the public names live: modules are imported when a name of theirs is first used."""
+"""Modules and the public names that live there. A module is imported when a name of it is first used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"burnish.{_HOMES[name]}"), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"burnish.{module}"), name)
     if name in __all__:
         return importlib.import_module(f"burnish.{name}")
     from burnish.config.kinds import all_kinds
