@@ -63,8 +63,6 @@ class CheckpointStore:
     ) -> None:
         """`extra_files`: name -> function that returns the text of a small file, which is added to every checkpoint
         after `write` has filled it."""
-        if keep < 1:
-            raise ValueError(f"keep is {keep}, at least one checkpoint must be kept")
         self._folder = run_dir / "checkpoints"
         self._keep = keep
         self._extra_files = dict(extra_files or {})
