@@ -57,7 +57,8 @@ def text_of(call: Callable[..., Any]) -> str:
 
 
 def _texts(call: Callable[..., Any]) -> Iterator[str]:
-    waiting: list[tuple[str, object]] = [(_name(call), call)]
+    name = str(getattr(call, "__qualname__", type(call).__qualname__))
+    waiting: list[tuple[str, object]] = [(name, call)]
     seen: set[int] = set()
     while waiting and len(seen) < _MOST_FUNCTIONS:
         name, value = waiting.pop(0)
@@ -73,10 +74,6 @@ def _texts(call: Callable[..., Any]) -> Iterator[str]:
             else:
                 lines.append(f"{key} = {_value_text(found)}")
         yield "\n".join(lines)
-
-
-def _name(call: Callable[..., Any]) -> str:
-    return str(getattr(call, "__qualname__", type(call).__qualname__))
 
 
 def _unwrapped(call: object) -> tuple[FunctionType | None, dict[str, object]]:

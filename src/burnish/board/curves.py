@@ -120,17 +120,13 @@ def _is_flat(name: str, tables: Sequence[MetricTable]) -> bool:
 
 
 def _twins(names: Iterable[str], tables: Sequence[MetricTable]) -> Mapping[str, str]:
-    """The first metric with the same values in all runs, for each metric."""
+    """The first metric with the same values in all runs, for each metric. The shortest name comes first: `reward/mean`
+    before `reward/part/exact`."""
     first: dict[tuple[str, ...], str] = {}
     return {
         name: first.setdefault(tuple(t.columns[name].digest() if name in t.columns else "" for t in tables), name)
-        for name in _by_importance(names)
+        for name in sorted(names, key=lambda name: (name.count("/"), len(name), name))
     }
-
-
-def _by_importance(names: Iterable[str]) -> list[str]:
-    """The shortest name first: `reward/mean` before `reward/part/exact`."""
-    return sorted(names, key=lambda name: (name.count("/"), len(name), name))
 
 
 def _distinct(lines: Sequence[Line], flat: set[str], twins: Mapping[str, str], drawn: set[str]) -> Iterator[Line]:

@@ -231,8 +231,10 @@ class Sinks:
             with self._dropping(name, "was opened", step, self.alarms):
                 self._further[name] = build()
         self._file = open_file()  # last, so that a ConfigError from a sink leaves the file untouched
-        if self._file.missing:
-            self.alarms.append(_missing_rows_alarm(self._file.missing, step))
+        if lost := self._file.missing:
+            message = f"{METRICS_FILE} lacks its first {lost} steps, so the file or part of it was removed"
+            knob = "restore it before you continue, if you want complete curves"
+            self.alarms.append(Alarm("metrics missing", message, knob, step))
 
     def write(self, step: int, row: Mapping[str, float]) -> list[Alarm]:
         """Write one row to all sinks. Errors of `JsonlSink` pass through; then nothing was written."""
@@ -343,11 +345,6 @@ def _rows_until(path: Path, last_step: int) -> list[dict[str, float]]:
             remedy="restore it, or move the file away: then the run continues with a new one, without earlier steps",
         )
     return kept
-
-
-def _missing_rows_alarm(count: int, step: int) -> Alarm:
-    message = f"{METRICS_FILE} lacks its first {count} steps, so the file or part of it was removed"
-    return Alarm("metrics missing", message, "restore it before you continue, if you want complete curves", step)
 
 
 def _open_to_append(path: Path) -> tuple[int, int]:
