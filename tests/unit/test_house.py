@@ -44,8 +44,8 @@ MAX_FILES_WITH_KINDS = 10
 FILES_OF_KINDS = (
     *("config/schema_r?.py", "config/schema_prefer.py", "trainers/preferences/*.py"),
     *("config/checks_*.py", "config/domains.py", "data/prompts.py", "data/preferences.py"),
-    *("planning/r*_processes.py", "planning/rl.py", "planning/sft.py", "planning/comparisons.py", "simulation/*.py"),
-    *("config/schema_distill.py", "planning/distill.py", "trainers/distill.py"),
+    *("planning/r*_processes.py", "planning/rl.py", "planning/texts.py", "planning/comparisons.py", "simulation/*.py"),
+    *("config/schema_distill.py", "trainers/distill.py"),
     *(
         "trainers/rl/*.py",
         "trainers/rl/*/*.py",

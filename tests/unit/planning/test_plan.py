@@ -18,7 +18,7 @@ from burnish.planning.memory import bytes_in_words, estimate_memory, table_of
 from burnish.planning.model_facts import ModelFacts, count_parameters, facts_of, read_model_facts
 from burnish.planning.plan import Preview
 from burnish.planning.rl import num_evaluations, plan_rl, split_evenly
-from burnish.planning.sft import plan_sft
+from burnish.planning.texts import plan_sft
 
 LLAMA = {
     "hidden_size": 64,

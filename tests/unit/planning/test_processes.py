@@ -24,8 +24,8 @@ from burnish.planning.processes import (
 )
 from burnish.planning.rl import plan_rl
 from burnish.planning.rl_processes import CONVERSATION_PROCESS_BYTES, REWARD_WORKER_BYTES, RlTable
-from burnish.planning.sft import SftTable
 from burnish.planning.shortages import refuse_impossible, seat_warnings
+from burnish.planning.texts import SftTable
 
 FACTS = ModelFacts(
     num_parameters=1_000_000,
