@@ -42,25 +42,19 @@ class Conversed:
     typed: bool = False
 
 
+@dataclass(eq=False)
 class Conversing:
-    """A conversation between a policy, its tools or environment, and whoever asks."""
+    """A conversation between a policy, its tools or environment, and whoever asks; made by `conversing`."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        engine_for: EngineFor,
-        config: RlConfig,
-        domain: DomainSettings,
-        partner: ToolsAndEnvironment,
-    ) -> None:
-        """See `conversing`."""
-        self._loaded = loaded
-        self._engine_for = engine_for
-        self._config = config
-        self._domain = domain
-        self._partner = partner
-        self._tokenizer = with_template(loaded.tokenizer, domain.chat_template)
-        self._known: tuple[int, ...] = ()
+    _loaded: LoadedModel
+    _engine_for: EngineFor
+    _config: RlConfig
+    _domain: DomainSettings
+    _partner: ToolsAndEnvironment
+    _known: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._tokenizer = with_template(self._loaded.tokenizer, self._domain.chat_template)
 
     @property
     def plays(self) -> bool:
