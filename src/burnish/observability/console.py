@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from itertools import accumulate
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -123,7 +122,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._live is not None:
             self._phase = ""
             if kind is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 from burnish.config.engines import NO_TRAITS, EngineTraits
@@ -87,10 +86,10 @@ class OutsideEngine(RestingEngine, KeepingEngine):
                 self.engine.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: Any) -> None:
         if isinstance(self.engine, AbstractContextManager):
             with self._calling("__exit__"):
-                self.engine.__exit__(kind, error, at)
+                self.engine.__exit__(*exception)
 
     @contextmanager
     def _calling(self, method: str) -> Iterator[None]:
