@@ -30,15 +30,14 @@ def messages_at(row: Row, path: str) -> tuple[Message, ...]:
 def text_or_turns(value: Any, row: Row, path: str, *, role: str) -> str | tuple[Message, ...]:
     """Text as it stands, or turns: a message, a list of messages, or either as a JSON string."""
     if isinstance(value, str):
-        written = _turns_in_json(value, role)
-        if written is None and _PRINTED_TURNS.match(value) and role not in _ANSWERS:
+        if _PRINTED_TURNS.match(value) and role not in _ANSWERS:
             raise DataError(
                 f"{row.where}: column {path!r} ({role}) holds a conversation as Python prints it: {describe(value)}",
                 remedy="save it with json.dumps, or the whole table as JSON lines or Parquet",
             )
-        if written is None:
+        if not _is_turns_in_json(value, role):
             return value
-        value = written
+        value = parsed(value, row, path, "messages")
     if not isinstance(value, (list, dict)):
         raise DataError(
             f"{row.where}: column {path!r} ({role}) holds {describe(value)}, not text or messages",
@@ -47,21 +46,21 @@ def text_or_turns(value: Any, row: Row, path: str, *, role: str) -> str | tuple[
     return checked_messages([value] if isinstance(value, dict) else value, row, path)
 
 
-def _turns_in_json(text: str, role: str) -> list[Any] | None:
-    """The message, or list of messages, that a text is; None for other text.
+def _is_turns_in_json(text: str, role: str) -> bool:
+    """Return whether a text is a message, or a list of messages, in JSON.
 
     A model may learn to write conversations: an answer is read as turns only if the first is the assistant's.
     """
     try:
         said = json.loads(text) if re.match(r"\s*(\[\s*)?\{", text) else None
     except (ValueError, RecursionError):
-        return None
+        return False
     is_one = isinstance(said, Mapping) and not said.keys().isdisjoint({"content", "value"}) and role != "text"
     turns = [said] if is_one else said
     if not isinstance(turns, list) or not all(isinstance(t, Mapping) and t.keys() & {"role", "from"} for t in turns):
-        return None
+        return False
     is_answer = role in _ANSWERS or (is_one and role != "prompt")
-    return None if is_answer and turns[0].get("role", turns[0].get("from")) not in ("assistant", "gpt") else turns
+    return not is_answer or turns[0].get("role", turns[0].get("from")) in ("assistant", "gpt")
 
 
 def tools_at(row: Row, roles: Mapping[str, str]) -> tuple[Mapping[str, Any], ...]:

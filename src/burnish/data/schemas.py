@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from burnish.config.schema_data import DataSource
-from burnish.data.rows import Row, column_names, has_column, hint, lookup
+from burnish.data.rows import Row, column_names, describe, has_column, hint, lookup
 from burnish.errors import DataError
 
 Purpose = Literal["prompts", "examples", "preferences"]
@@ -156,6 +156,13 @@ def _is_pair(columns: _Columns) -> bool:
 def _is_verl(columns: _Columns) -> bool:
     if columns.claimed.keys() - _LABELS - {"prompt"} or not (columns.has("prompt") or "prompt" in columns.claimed):
         return False
+    judged = columns.first.get("reward_model")
+    if isinstance(judged, str) and "ground_truth" in judged and "answer" not in columns.claimed:
+        raise DataError(
+            f"{columns.source.path}: column 'reward_model' is text, in which the answer cannot be found: "
+            f"{describe(judged)}",
+            remedy="save the table as JSON lines or Parquet, which keep objects, or set columns: {answer: ...}",
+        )
     return lookup(columns.first, "reward_model.ground_truth", None) is not None
 
 

@@ -206,6 +206,8 @@ def test_several_sources_lie_behind_each_other(jsonl, plain_tokenizer) -> None:
         ([{"prompt": []}], {}, ["not a list of messages"]),
         ([{"messages": "no json"}], {}, ["text but not a JSON list of messages"]),
         ([{"messages": '[{"role": "user", "content": "a", "content": "b"}]'}], {}, ["'content' appears twice"]),
+        ([{"prompt": '[{"role": "user", "content": "a", "content": "b"}]'}], {}, ["'content' appears twice"]),
+        ([{"prompt": "Q", "reward_model": '{"ground_truth": "2"}'}], {}, ["answer cannot be found", "columns: {"]),
         ([{"prompt": "Q", "tools": "calculator"}], {}, ["not a JSON list of tools", "json.dumps"]),
         ([{"messages": [{"content": "x"}]}], {}, ["message 1 has no role"]),
         ([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], {}, ["message 1 (user)", "not text"]),
