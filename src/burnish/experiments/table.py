@@ -7,6 +7,7 @@ order of the prompts and the noise of sampling, so their difference varies less 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from burnish.checkpointing.chaining import is_best_when_lowest
 from burnish.config.kinds import find_kind
-from burnish.errors import DataError
+from burnish.errors import ConfigError, DataError
 from burnish.experiments.figure import Curve, draw
 from burnish.experiments.formats import CSV, FORMATS, Block, as_csv, decimals_of, in_words, short_number
 from burnish.experiments.runs import (
@@ -124,8 +125,12 @@ class ResultsTable:
         return draw(curves, Path(path), metric=self.metric, threshold=self.threshold)
 
     def written(self, form: str = "text") -> str:
-        """The table as `text`, `markdown`, `latex` or `csv`."""
-        return as_csv(self.rows) if form == CSV else FORMATS[form](blocks(self), self.notes)
+        """The table as `text`, `markdown`, `latex` or `csv`. ConfigError for another form."""
+        if form == CSV:
+            return as_csv(self.rows)
+        if form not in FORMATS:
+            raise ConfigError(f"there is no table as {form!r}", remedy=suggestion(form, (*FORMATS, CSV)))
+        return FORMATS[form](blocks(self), self.notes)
 
     def __str__(self) -> str:
         return self.written()
@@ -152,6 +157,8 @@ def table(
 
     Raises DataError for folders that are not runs, and for runs that cannot be compared.
     """
+    if threshold is not None and not math.isfinite(threshold):
+        raise ConfigError(f"threshold is {threshold}, which no metric passes", remedy="give a number, such as 0.9")
     notes: list[str] = []
     found = read_runs([Path(run) for run in ([runs] if isinstance(runs, (str, Path)) else runs)], notes)
     metric = metric or _usual_metric(found)

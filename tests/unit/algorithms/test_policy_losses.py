@@ -157,6 +157,14 @@ def test_covariance_selection_respects_bounds_and_mask():
         covariance_selection(COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, mask, fraction=0.0)
 
 
+@pytest.mark.parametrize(
+    ("loss", "options"), [(kimi, {"tau": -0.1}), (kl_cov, {"coef": -1.0}), (sapo, {"tau_negative": 0.0})]
+)
+def test_factors_that_would_turn_a_penalty_around_are_refused(loss, options):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}.* {loss.__name__}"):
+        run(loss, [2.0], [1.0], **options)
+
+
 def test_kl_cov_penalises_selected_tokens():
     result, loss, _ = run(kl_cov, [2.0, 2.0], [1.0, 1.0], coef=0.5, selection_BT=torch.tensor([[True, False]]))
     close(loss, [-2.0 + 0.5 * math.log(2.0), -2.0])

@@ -91,6 +91,8 @@ def kl_cov(
 
     Additional metric: `selected_fraction`.
     """
+    if coef < 0:
+        raise ConfigError(f"coef of kl_cov is {coef}, which rewards distance", remedy="set it to 0 or more (usually 1)")
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     if selection_BT is None:
         selection_BT = covariance_selection(logprobs_BT, advantages_BT, mask_BT, fraction=fraction)

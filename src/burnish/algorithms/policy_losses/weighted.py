@@ -98,6 +98,10 @@ def sapo(
 
     A larger tau for A < 0 stops pushing bad tokens sooner, because pushing one token down raises all others.
     """
+    if not (tau_positive > 0 and tau_negative > 0):
+        raise ConfigError(
+            f"tau_positive and tau_negative of sapo are {tau_positive} and {tau_negative}", remedy="set both above 0"
+        )
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     like = tokens.ratio_BT.detach()
     tau_BT = torch.where(
@@ -110,6 +114,8 @@ def kimi(
     logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, tau: float = 0.1
 ) -> PolicyLoss:
     """-A logprob + tau / 2 d^2, Kimi k1.5 2025 (https://arxiv.org/abs/2501.12599). d is clamped to [-20, 20]."""
+    if tau < 0:
+        raise ConfigError(f"tau of kimi is {tau}, which rewards distance", remedy="set it to 0 or more (usually 0.1)")
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     loss_BT = -tokens.advantages_BT * tokens.logprobs_BT + tau / 2 * tokens.log_ratio_BT.square()
     return tokens.result(loss_BT, tokens.metrics())
