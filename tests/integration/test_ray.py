@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -142,6 +143,16 @@ def lose_node(cluster: Any, gone: Callable[..., bool], monkeypatch: pytest.Monke
         return removed
 
     return ready
+
+
+@pytest.fixture(autouse=True)
+def start_hangs_no_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A process that hangs in its start is lost, and the run starts again, before the test's own time is over. Where it
+    hung is told among the warnings."""
+    monkeypatch.setattr(ray_workers, "START_SECONDS", 200.0)
+    yield
+    for stacks in tmp_path.glob("*/stacks/*.txt"):
+        warnings.warn(f"{stacks.stem} was lost here:\n{stacks.read_text()}", stacklevel=1)
 
 
 def node_of(launcher: Any, name: str, there: list[Any]) -> Any:
