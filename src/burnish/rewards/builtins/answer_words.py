@@ -66,7 +66,8 @@ DENIED_BEHIND = re.compile(
 )
 SUPPOSED = pattern(
     r"""if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought,
-    (?:some|many|most|people|others|students)(?:\s\w+)? (?:say|claim|believe|think|guess|get)(?: that)?, si, wenn,
+    (?:some|many|most|people|others|students)(?:\s\w+)? (?:say|claim|believe|think|guess|get)(?: that)?,
+    (?:mistake|error|trap|misconception|temptation)(?: (?:is|was))?(?: to \w+)?(?: that)?, si, wenn,
     (?:initially|first|originally) (?:said|got), falls, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약""",
     behind=r"(?:\sthat)?(?:\s(?:the|my|our|this|final|correct|die|la|a))*[\s,]*$",
 )
@@ -88,7 +89,7 @@ OPEN = pattern(
     lớn hơn, nhỏ hơn, ít nhất, nhiều nhất, en az, en fazla, कम से कम"""
 )
 OPEN_BEHIND = re.compile(
-    r"(?:\s+[^\W\d_]+){0,3}?[\s,(]*(?:\b(?:alternatively|sorry|remainder|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
+    r"(?:\s+[^\W\d_]+){0,3}?[\s,;(]*(?:\b(?:alternatively|sorry|remainder|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
     r"|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer|higher|lower|greater|smaller|larger|above|below|over|under|up)"
     r"|unless|except|otherwise)\b|\+(?!\d)|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))"
     r"|[\s(,;.]*(?:\b(?:but|though|although|still)\s)?(?:it|that|the\sanswer)?\s*\b(?:could|might|may)\s(?:\w+\s)?be\s\W?\d"

@@ -58,7 +58,10 @@ _GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 # Three digits behind a comma would be thousands elsewhere: they are left as they stand.
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,])")
-_EUROS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+(?=\s?euros?\b)", re.IGNORECASE)
+# Points of thousands: several, in front of euros, or a last digit that no decimal number would have.
+_POINTS = re.compile(
+    r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\.\d{3}){2,}|\.\d\d0|\.\d{3}(?=\s?euros?\b))(?![.,]?\d)", re.IGNORECASE
+)
 _LIST_LETTER = re.compile(r"(?<=[\d$}]) [yoeи] (?=[-\d$\\]|non?\b|não\b)")
 _NUMBER_IN_TEXT = re.compile(
     rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?<![\w)\]}}])[-−–]\s?|(?<![\d)]\s)\b(?i:{words.MINUS})\s)?"
@@ -214,7 +217,7 @@ def phrased(text: str) -> Statement | None:
             continue
         if match.lastgroup in words.WITH_DECIMAL_COMMA:
             rest = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", rest)
-            rest = _EUROS.sub(lambda found: found[0].replace(".", ""), rest)
+            rest = _POINTS.sub(lambda found: found[0].replace(".", ""), rest)
             rest = _LIST_LETTER.sub(" and ", rest)
         before = _CLAUSE_END.split(text[max(0, match.start() - 120) : match.start()])[-1]
         told = _told(before, match[0], rest)
