@@ -192,7 +192,7 @@ def _prompt(asked: Asked) -> Prompt:
     if isinstance(asked, str):
         return Prompt("generate", text=asked)
     turns: object = asked
-    if not isinstance(turns, Sequence) or isinstance(turns, bytes):
+    if not isinstance(turns, Sequence) or isinstance(turns, bytes) or not turns:
         raise DataError(
             f"the prompt is {asked!r:.80}, not a text or the turns of a conversation",
             remedy='give a text, or a list such as [{"role": "user", "content": "..."}]',

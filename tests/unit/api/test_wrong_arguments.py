@@ -67,6 +67,7 @@ def test_a_weight_is_a_number(weight: Any) -> None:
         (b"x", {}, "the prompt is b'x'"),
         ({"role": "user", "content": "a"}, {}, "the prompt is {'role'"),
         (({"role": "user"} for _ in "a"), {}, "the prompt is <generator"),
+        ([], {}, "the prompt is [], not a text"),
         ([7], {}, "a turn of the conversation is int 7"),
         ("0", {"max_response_tokens": "x"}, "max_response_tokens is 'x'"),
         ("0", {"temperature": None}, "temperature is None"),
