@@ -6,26 +6,29 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from burnish.rewards.builtins import answer_words as words
 from burnish.rewards.builtins.choice_rows import Question, question_of_row
 from burnish.rewards.builtins.reading_rows import after_thoughts
 from burnish.types import Score
 
 # Repeats are bounded, so that no response makes these expressions slow.
 _PHRASE = re.compile(
-    r"\b(?:answer|(?:correct|right|best|final)\s(?:option|choice|one))[*_]{0,3}\s{0,3}"
+    r"\b(?:answer|(?:correct|right|best|final)\s(?:option|choice|one))[*_\"']{0,3}\s{0,3}"
     r"(?:[:：=]|(?:is|are|was|(?:would|must|should)\s(?:then\s)?be|has\sto\sbe)\b)[*_:\s]{0,8}(?=(?P<content>[^\n]{1,400}))",
     re.IGNORECASE,
 )
+_ELSEWHERE = re.compile(rf"(?:{words.ANSWER_IS.pattern})(?=(?P<content>[^\n]{{1,400}}))", re.IGNORECASE)
 _CHOOSE = re.compile(
-    r"\bI(?:'ll|’ll|'d|’d|\swill|\swould)?\s(?:choose|pick|select|say|go\swith)\b(?=(?P<content>[^\n]{1,400}))"
+    r"(?:\bI(?:'ll|’ll|'d|’d|\swill|\swould)?\s(?:choose|pick|select|say|go\swith)\b|(?<![不别])(?:选择?|選)(?=\s?[A-J]))"
+    r"(?=(?P<content>[^\n]{1,400}))"
 )
 _HASH = re.compile(r"####[ \t]{0,9}(?=(?P<content>[^\n]{1,400}))")
 _TAG = re.compile(r"<answer>(?P<content>(?:(?!<answer>).){1,2000}?)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s?\{(?P<content>(?:[^{}\n]|\{[^{}\n]{0,400}\}){1,400})\}")
 
-_DECORATION = r"(?:[\s*_\"'`“”‘’()\[\]{}$:#>]|[.-](?!\d)|\\text|\\mathrm|\\mathbf|\\textbf){0,24}"
+_DECORATION = r"(?:[\s*_\"'`“”‘’()\[\]{}$:#>：。（）【】「」]|[.-](?!\d)|\\text|\\mathrm|\\mathbf|\\textbf){0,24}"
 _NEGATED = re.compile(
-    _DECORATION + r"(?:definitely\s|clearly\s|certainly\s)?(?:not|neither|none|never)\b", re.IGNORECASE
+    rf"{_DECORATION}(?:definitely\s|clearly\s|certainly\s)?(?:none\b|{words.DENIED.pattern})", re.IGNORECASE
 )
 _THINKING = r",?\s{0,3}\bI\s(?:think|believe|guess|would\ssay|am\s(?:sure|certain))\b[\s:,*_]{0,6}"
 _HEDGES = (
@@ -35,8 +38,13 @@ _HEDGES = (
 _LEAD = rf"(?:(?:{_HEDGES}|the|correct|option|choice|letter|answer|number)\b[\s:,*_]{{1,6}}|{_THINKING}){{0,4}}"
 _CONCLUSION = (
     r"(?:(?:so|thus|therefore|hence|then|finally|it'?s|it\sis|i\s(?:choose|pick|select)|(?:my\s)?final\sanswer"
-    rf"|{_HEDGES}|the|correct|option|choice|letter|answer)\b[\s:,*_]{{1,6}}){{0,5}}"
+    rf"|{_HEDGES}|the|correct|option|choice|letter|answer)\b[\s:,*_]{{1,6}})"
 )
+_CORRECTION = (
+    r"(?i:[.,;!…—–]\s{0,9}(?:(?:(?:oh|wait|no|sorry|oops|correction)[,.:…—]{1,3}|actually,?|rather,?|I\smean,?)\s{1,3}){1,3}"
+    r"(?:(?:it|that)(?:['’]s|\sis)\s|I\smeant\s|make\s(?:it|that)\s)?(?:actually\s)?)"
+)
+_WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]"  # no letter of a script that sets words side by side
 # What may follow a name of one or more words, unless a longer name goes on there.
 _ENDS = (
     r"(?!['’]?\w)(?![.,:/^]?\d)(?!\s?%)"
@@ -46,7 +54,10 @@ _ENDS = (
 # What joins names into a list. The full stop is not included: names after it belong to the next sentence, which more
 # often than not says why the others are wrong.
 _CLOSING = r"[*_\"'`”’)\]}\s]"
-_JOINED = r"\b(?:or|and|to|through|maybe|perhaps|possibly|alternatively|also|even|option|choice|either)\b|[,/&]"
+_JOINED = (
+    r"\b(?:or|and|to|through|maybe|perhaps|possibly|alternatively|also|even|option|choice|either)\b|[,/&、か]"
+    rf"|{words.AND_WORDS}"
+)
 _VERB = rf"{_CLOSING}{{1,8}}(?:is|are|was|were|isn['’]t|aren['’]t|wasn['’]t|weren['’]t)\b"
 # Before `B is right`: words that deny it or leave it open. A new clause may state it again.
 _NOT_SAID = re.compile(
@@ -84,7 +95,7 @@ def stated_option(response: str, question: Question) -> int | None:
     A statement is `answer is ...`, `I choose ...`, `B is correct`, `####`, `\\boxed{}` or `<answer>`. In a response
     without any, it is a last line that holds nothing but an option.
     """
-    reader, text = _Reader(question), after_thoughts(response)
+    reader, text = _Reader(question), words.TAKEN_BACK.split(after_thoughts(response))[-1]
     for content in reversed(reader.statements(text)):
         named = reader.named(content)
         if named is not None:
@@ -110,16 +121,17 @@ class _Reader:
         )
         self._is_subject = re.compile(rf"(?:{join}(?:{text}|(?:{label})(?!\w))){{0,25}}{_VERB}")
         self._in_list = re.compile(rf"(?<!\w){name}{join}\Z")
-        self._line = re.compile(
-            rf"{_DECORATION}(?i:{_CONCLUSION}){_DECORATION}(?P<name>{name}|(?i:{label}))(?:{_DECORATION}(?P<text>{text}))?{_DECORATION}"
-        )
+        option = rf"{_DECORATION}(?P<name>{name}|(?i:{label}))(?:{_DECORATION}(?P<text>{text}))?{_DECORATION}"
+        self._line = re.compile(rf"{_DECORATION}(?i:{_CONCLUSION}){{0,5}}{option}")
+        self._clause = re.compile(rf"{_DECORATION}(?i:{_CONCLUSION}){{1,5}}{option}")
+        self._corrected = re.compile(rf"{_CORRECTION}(?=(?P<content>{_DECORATION}{name}(?!{_VERB})[^\n]{{0,400}}))")
         self._right = re.compile(
             rf"(?<![\w'’])(?P<content>{name})[*_)\]}}\s]{{1,8}}is\s(?:the\s)?(?:correct|right|best|answer)\b"
         )
 
     def statements(self, text: str) -> list[str]:
         """Find all statements of the answer, in the order of the text."""
-        patterns = (_PHRASE, _CHOOSE, _HASH, _TAG, _BOX)
+        patterns = (_PHRASE, _ELSEWHERE, _CHOOSE, _HASH, _TAG, _BOX, self._corrected)
         found = [match for kind in patterns for match in kind.finditer(text)]
         found += [match for match in self._right.finditer(text) if not self._is_denied(text, match.start())]
         return [match["content"] for match in sorted(found, key=lambda match: match.start("content"))]
@@ -132,7 +144,8 @@ class _Reader:
         if whole:
             return self._positions(whole["name"])
         if _NEGATED.match(content):
-            return set()
+            rest = words.CORRECTED.search(content)
+            return (rest and self.named(content[rest.end() :])) or set()
         first = self._lead.match(content)
         if first is None:
             return None
@@ -142,14 +155,18 @@ class _Reader:
             found, end = found | self._positions(own_text["name"]), own_text.end()
         while (match := self._next.match(content, end)) and not self._is_subject.match(content, match.end()):
             found, end = found | self._positions(match["name"] or match["inside"]), match.end()
-        return found
+        return set() if words.DENIED_BEHIND.match(content, end) else found
 
     def concluded(self, text: str) -> set[int]:
-        """Return the option in the last line, if it holds nothing else. Lines of that kind above it make it a list of
-        options, which states no answer, unless they have texts and the last one is a label alone."""
+        """Return the option in the last line, if it holds nothing else, or in its last clause, if that concludes it
+        (`so B`). Lines of that kind above it make it a list of options, which states no answer, unless they have texts
+        and the last one is a label alone."""
         lines = [line for line in text.splitlines() if line.strip()]
-        if not lines or (last := self._line.fullmatch(lines[-1])) is None:
+        if not lines:
             return set()
+        if (last := self._line.fullmatch(lines[-1])) is None:
+            clause = self._clause.fullmatch(re.split(r"(?<=[.,;!?])\s", lines[-1].rstrip())[-1])
+            return self._named_in_line(clause) if clause else set()
         matches = [match for match in map(self._line.fullmatch, lines) if match]
         bare = [match for match in matches if match["name"].upper() in self._question.labels and not match["text"]]
         counted = bare if last["name"].upper() in self._question.labels and not last["text"] else matches
@@ -191,5 +208,5 @@ def _any_of(texts: Sequence[str], but: Sequence[str]) -> str:
 def _labels(labels: Sequence[str]) -> str:
     """A pattern for these labels. A label that is also a word or a number may not begin a longer phrase: `A dog`."""
     return "|".join(
-        re.escape(label) + (_ENDS if label in "AI" or label.isdigit() else r"(?!['’]?\w)") for label in labels
+        re.escape(label) + (_ENDS if label in "AI" or label.isdigit() else rf"(?!['’]?{_WORD})") for label in labels
     )
