@@ -92,6 +92,7 @@ def cluster() -> Iterator[Any]:
     """A Ray cluster with one node of four CPUs, which this process has joined. Tests add further nodes."""
     from ray.cluster_utils import Cluster
 
+    os.environ["RAY_worker_niceness"] = "0"  # or the other tests leave its processes no time
     node = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     started = Cluster(initialize_head=True, connect=False, head_node_args=node)
     ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
@@ -149,7 +150,7 @@ def lose_node(cluster: Any, gone: Callable[..., bool], monkeypatch: pytest.Monke
 def start_hangs_no_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A process that hangs in its start is lost, and the run starts again, before the test's own time is over. Where it
     hung is told among the warnings."""
-    monkeypatch.setattr(ray_workers, "START_SECONDS", 200.0)
+    monkeypatch.setattr(ray_workers, "START_SECONDS", 400.0)
     yield
     for stacks in tmp_path.glob("*/stacks/*.txt"):
         warnings.warn(f"{stacks.stem} was lost here:\n{stacks.read_text()}", stacklevel=1)
