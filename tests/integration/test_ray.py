@@ -92,7 +92,7 @@ def cluster() -> Iterator[Any]:
     """A Ray cluster with one node of four CPUs, which this process has joined. Tests add further nodes."""
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_worker_niceness"] = "0"  # or the other tests leave its processes no time
+    os.environ.setdefault("RAY_worker_niceness", "0")  # or the other tests leave its processes no time
     node = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     started = Cluster(initialize_head=True, connect=False, head_node_args=node)
     ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
