@@ -9,14 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
-from typing import Any, Literal, SupportsFloat, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypeAlias
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel as PreTrainedModel
+    from transformers import PreTrainedTokenizerBase
+
+    Tokenizer: TypeAlias = PreTrainedTokenizerBase
+else:  # names for annotations: importing the package takes a second
+    PreTrainedModel = Tokenizer = Any
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 """Plain data, as in JSON and YAML."""
-Tokenizer: TypeAlias = Any
-"""A `transformers.PreTrainedTokenizerBase`: a name for annotations, which does not import that package (a second)."""
-PreTrainedModel: TypeAlias = Any
-"""A `transformers.PreTrainedModel`, likewise."""
 UseKernels = Literal["auto", "required", "off"]
 """C kernels: use them where they can be built, refuse to run without them, or never use them."""
 Quantization = Literal["int8", "nf4"]
