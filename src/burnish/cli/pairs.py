@@ -38,7 +38,7 @@ def write_pairs(
     burnish pairs runs/first --take all --margin 0.5 --reward math
     burnish prefer prefer.yaml data.train=pairs.jsonl
     """
-    from burnish.observability.atomic import write_text_atomically
+    from burnish.observability.atomic import write_text_atomically, writing
     from burnish.observability.console import say
     from burnish.observability.scored_pairs import PairRule, described, pairs_of_run
 
@@ -50,7 +50,8 @@ def write_pairs(
     say(console, list(described(found)))
     if not found.rows:
         raise DataError("no pair was found", remedy="lower --margin, or take a run whose responses differ in score")
-    write_text_atomically(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows))
+    with writing(out):
+        write_text_atomically(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows))
     console.print(f"written to {out}", highlight=False, markup=False)
 
 

@@ -43,6 +43,7 @@ def push(
     burnish push runs/first@500 user/name --public
     """
     from burnish.api.run import load_run
+    from burnish.observability.atomic import writing
     from burnish.observability.console import say
     from burnish.report.model_card import model_card
 
@@ -52,7 +53,8 @@ def push(
     policy = load_run(run).policy
     card = model_card(facts_of(run, repository or Path(run.partition("@")[0]).name))
     if card_only is not None:
-        _write_new(card_only, card)
+        with writing(card_only), card_only.open("x", encoding="utf-8") as file:
+            file.write(card)
         say(console, [f"written  {card_only}"])
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -102,11 +104,3 @@ def upload(folder: Path, repository: str, *, public: bool, update: bool) -> str:
             remedy="log in with `hf auth login`; a repository that exists already needs --update",
         ) from error
     return str(url)
-
-
-def _write_new(path: Path, text: str) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise BurnishError(f"cannot write {path}: {error.strerror}", remedy="name another file") from error

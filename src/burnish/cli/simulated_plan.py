@@ -12,7 +12,7 @@ from burnish.cli.tables import show_table
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
-from burnish.observability.atomic import disk_errors, write_text_atomically
+from burnish.observability.atomic import write_text_atomically, writing
 from burnish.simulation.forecast import Forecast, best_split, forecast, knee, least_step_seconds, synchronous
 from burnish.simulation.gantt import page, seconds_in_words
 from burnish.simulation.numbers import read_numbers, simulation_settings
@@ -65,7 +65,7 @@ def show_simulation(loaded: LoadedConfig, options: SimulationOptions, console: C
     _show_knee(settings, knee(settings), console)
     if options.html is not None:
         path = Path(options.html)
-        with disk_errors(f"write {path}", path.parent):
+        with writing(path):
             write_text_atomically(path, page(f"Plan of {config.output}", settings, forecasts))
         console.print(f"chart  {options.html}", markup=False, highlight=False, soft_wrap=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from burnish.errors import ConfigError
 from burnish.experiments.statistics import Interval
-from burnish.observability.atomic import disk_errors
+from burnish.observability.atomic import writing
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart."""
@@ -50,6 +50,6 @@ def draw(curves: Sequence[Curve], path: Path, *, metric: str, threshold: float |
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, title="mean (runs), band: 95 % interval")
     same_bytes = rc_context({"svg.hashsalt": "burnish", "svg.fonttype": "none"})
-    with disk_errors(f"write {path}", path.parent), same_bytes:
+    with writing(path), same_bytes:
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path

@@ -55,6 +55,15 @@ def disk_errors(doing: str, folder: Path, raises: type[BurnishError] = BurnishEr
         raise raises(f"cannot {doing}: {error.strerror}", remedy=disk_remedy(error, folder)) from error
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn OSError about a file that the user has named, outside any run, into an error that asks for another file."""
+    try:
+        yield
+    except OSError as error:
+        raise BurnishError(f"cannot write {path}: {error.strerror}", remedy="name another file") from error
+
+
 def disk_remedy(error: OSError, folder: Path) -> str:
     """One sentence that says what to do about a failed write below `folder`."""
     match error.errno:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import jinja2
 
 from burnish.errors import DataError
 from burnish.observability.alarms import Alarm, replay
-from burnish.observability.atomic import disk_errors, write_text_atomically
+from burnish.observability.atomic import write_text_atomically, writing
 from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
 from burnish.report.charts import MAX_POINTS, ChartData, build_charts, headline, histogram_chart, overlay
@@ -50,9 +50,10 @@ def write_report(run_dir: Path, out: Path | None = None, *, limits: PageLimits |
     return _write(out if out is not None else run_dir / "report.html", page.name, [page], page.charts)
 
 
-def write_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
+def write_comparison(run_dirs: Sequence[Path], out: Path, *, limits: PageLimits | None = None) -> Path:
     """Write one page with the curves of several runs overlaid, and return its path. Raises like `write_report`."""
-    share = PageLimits(total_bytes=PageLimits().total_bytes // len(run_dirs))
+    limits = limits or PageLimits()
+    share = replace(limits, total_bytes=limits.total_bytes // len(run_dirs))
     names = run_names(run_dirs)
     pages = [read_run(folder, name, share) for folder, name in zip(run_dirs, names, strict=True)]
     return _write(out, " · ".join(names), pages, overlay([(page.name, page.charts) for page in pages]))
@@ -73,7 +74,8 @@ def read_run(run_dir: Path, name: str, limits: PageLimits) -> RunPage:
     rows = read_rows(run_dir / METRICS_FILE)
     if not rows:
         raise DataError(
-            f"{run_dir} has no {METRICS_FILE} with at least one step", remedy="give the folder of a run (its `output`)"
+            f"{run_dir} has no {METRICS_FILE} with at least one step",
+            remedy="give the folder of a run (its `output`)",
         )
     return RunPage(
         name=name,
@@ -129,7 +131,7 @@ def _write(path: Path, title: str, pages: Sequence[RunPage], charts: Sequence[Ch
         notes=[page.samples["note"] for page in pages if page.samples["note"]]
         + [page.thinned for page in pages if page.thinned],
     )
-    with disk_errors(f"write {path}", path.parent):
+    with writing(path):
         write_text_atomically(path, text)
     return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +34,13 @@ def not_a_file(make: Callable[[Path], None]) -> Callable[[Path], None]:
         make(folder / "run.yaml")
 
     return replace
+
+
+def record_a_pair(folder: Path) -> None:
+    one = {"prompt": "p", "prompt_id": "0", "group_id": 0, "step": 1, "domain": None}
+    lines = (json.dumps({**one, "response": response, "reward": len(response)}) for response in ("a", "bb"))
+    (folder / "past" / "rollouts").mkdir(parents=True)
+    (folder / "past" / "rollouts" / "step-000001.jsonl").write_text("\n".join(lines) + "\n")
 
 
 YAML = [
@@ -233,8 +241,11 @@ OVERRIDES = [
     row("command with a lone surrogate", "Usage", command=("\udcff",)),
     row("report of a file", "train.jsonl", command=("report", "train.jsonl")),
     row("report of a run with NUL", "run folder", command=("report", "a\0b")),
-    row("report into a folder", "cannot write model: Is a directory", command=("report", "past", "--out", "model"),
+    row("report into a folder", "cannot write model: Is a directory", "name another file",
+        command=("report", "past", "--out", "model"),
         files={"past/metrics.jsonl": '{"step": 1, "reward/mean": 0.5}\n'}),
+    row("pairs into a file that is taken for a folder", "cannot write train.jsonl/x: File exists", "name another file",
+        command=("pairs", "past", "--out", "train.jsonl/x"), make=record_a_pair),
     row("report of a metrics file nested deeply", "metrics.jsonl", command=("report", "past"),
         files={"past/metrics.jsonl": "[" * 100_000 + "\n"}),
     row("report of metrics that are text", "metrics.jsonl", command=("report", "past"),
