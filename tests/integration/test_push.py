@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import huggingface_hub
 import pytest
 import yaml
@@ -13,7 +14,9 @@ from runs import train
 
 from burnish.api.run import run_config
 from burnish.cli import main
+from burnish.cli.push import upload
 from burnish.config.loading import load_run_data
+from burnish.errors import BurnishError
 from burnish.report.model_card import CardFacts, model_card
 
 HELD_OUT = ("evaluation.every_steps=2", "checkpoint.every_steps=2", "steps=2")
@@ -32,6 +35,16 @@ class Hub:
 
     def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
         self.repositories[repo_id]["files"] = {path.name: path.read_bytes() for path in folder_path.iterdir()}
+
+
+def test_a_hub_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: object, **more: object) -> str:
+        raise httpx2.ConnectError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", unreachable)
+    with pytest.raises(BurnishError, match=r"cannot upload to user/name: .* not known") as caught:
+        upload(tmp_path, "user/name", public=False, update=False)
+    assert "network" in caught.value.remedy
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def push(
 
     console = Console()
     if (repository is None) == (card_only is None):
-        raise ConfigError("nothing says where to", remedy="give USER/NAME, or --card-only FILE")
+        raise ConfigError("one destination is needed", remedy="give either USER/NAME or --card-only FILE")
     policy = load_run(run).policy
     card = model_card(facts_of(run, repository or Path(run.partition("@")[0]).name))
     if card_only is not None:
@@ -91,6 +91,7 @@ def facts_of(run: str, name: str) -> CardFacts:
 
 def upload(folder: Path, repository: str, *, public: bool, update: bool) -> str:
     """Create the repository and upload the folder. Returns its address. BurnishError if the hub refuses."""
+    import httpx2  # what huggingface_hub asks with, whose errors it passes on
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
@@ -98,9 +99,9 @@ def upload(folder: Path, repository: str, *, public: bool, update: bool) -> str:
     try:
         url = hub.create_repo(repository, private=not public, exist_ok=update)
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload by burnish push")
-    except (OSError, HFValidationError) as error:
+    except (OSError, HFValidationError, httpx2.TransportError) as error:
         raise BurnishError(
             f"cannot upload to {repository}: {' '.join(str(error).split())[:300]}",
-            remedy="log in with `hf auth login`; a repository that exists already needs --update",
+            remedy="check the network; log in with `hf auth login`; a repository that exists already needs --update",
         ) from error
     return str(url)
