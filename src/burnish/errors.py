@@ -20,6 +20,11 @@ class BurnishError(Exception):
         self.remedy = remedy
         self.unexpected = unexpected
 
+    @property
+    def line(self) -> str:
+        """Message and remedy, as part of a line that says more."""
+        return self.message if self.remedy is None else f"{self.message}: {self.remedy}"
+
 
 class ConfigError(BurnishError):
     """The run file, an override or their combination cannot be used."""

@@ -465,7 +465,7 @@ class _Answers:
         try:
             tokens = self._whole(line, f"prompt {line.prompt.id}")
         except DataError as error:
-            self._lose(line, f"its opening cannot be used: {error.message}")
+            self._lose(line, f"its opening cannot be used: {error.line}")
             return
         limit = self._partner.limits.prompt_tokens
         if limit is not None and len(tokens) > limit:
@@ -537,7 +537,7 @@ class _Answers:
                     else self._partner.observations.tokens(some, calls, line.turn.response_tokens[-1], where=where)
                 )
             except DataError as error:
-                why = why or error.message
+                why = why or error.line
                 continue
             self._events[line.key] = Answer(
                 _said(line), tokens, author, tuple(some), is_whole, reward=reward, seconds=seconds

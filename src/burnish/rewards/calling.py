@@ -105,7 +105,7 @@ def failed(error: BaseException, spec: RewardSpec) -> Outcome:
         return failure(RewardStatus.ERROR, said)
     if not spec.audit:
         raise error
-    return failure(RewardStatus.ERROR, error.message)
+    return failure(RewardStatus.ERROR, error.line)
 
 
 def in_a_line(error: BaseException) -> str:

@@ -363,7 +363,7 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, float | bool]:
     try:
         check_sampling(Sampling(1, **{**chosen, "temperature": chosen.get("temperature") or 1.0}))  # type: ignore[arg-type]
     except RolloutError as error:
-        raise wrong(next(iter(chosen)), f"{error.message}: {error.remedy}") from error
+        raise wrong(next(iter(chosen)), error.line) from error
     return chosen
 
 

@@ -89,11 +89,11 @@ class Session:
                     self._close()
                     send({"reward": reward, "clean": not has_children()})
         except BaseException as error:  # noqa: BLE001  boundary: a user's environment may raise anything
-            why = f"{request['do']}: {_described(error)}"
+            said = error.line if isinstance(error, BurnishError) else describe_failure(error)
             closing = threading.Thread(target=self._close_failed, daemon=True)
             closing.start()
             closing.join(_CLOSE_SECONDS)
-            send({"failed": _whole(why)})
+            send({"failed": _whole(f"{request['do']}: {said}")})
 
     def _close_failed(self) -> None:
         with contextlib.suppress(BaseException):  # boundary: it can no longer be used, and the reason is known already
@@ -163,7 +163,3 @@ def _whole(text: str) -> str:
 def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
-
-
-def _described(error: BaseException) -> str:
-    return error.message if isinstance(error, BurnishError) else describe_failure(error)

@@ -32,7 +32,7 @@ class Toy:
     def call(self, name: str, arguments: Mapping[str, Any]) -> object:
         self.order.append(name)
         if name == "broken":
-            raise EnvironmentFailedError("of no use any more")
+            raise EnvironmentFailedError("of no use any more", remedy="make another")
         if name == "wrong":
             raise ValueError("not so")
         if name == "later":
@@ -153,7 +153,7 @@ def test_an_environment_that_breaks_in_a_call_ends_the_conversation(asked: Asked
     asked.ask("open", row={}, seed=0)
     sent = asked.call("one", "broken", "two")
     assert [message.get("result") for message in sent] == [0, None]
-    assert sent[-1] == {"failed": "calls: of no use any more"}
+    assert sent[-1] == {"failed": "calls: of no use any more: make another"}
     assert asked.source.started[0].closed == 1
 
 
