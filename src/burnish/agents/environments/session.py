@@ -26,7 +26,7 @@ from burnish.agents.tools.loading import LoadedTool
 from burnish.agents.tools.results import ToolResult, error_of, result_of
 from burnish.errors import BurnishError, EnvironmentFailedError
 from burnish.outside.frames import MAX_BYTES, read_frame, read_object
-from burnish.outside.plugins import describe_failure
+from burnish.outside.plugins import FIX_IT, describe_failure
 from burnish.outside.supervise import has_children
 from burnish.types import Json
 
@@ -90,6 +90,7 @@ class Session:
                     send({"reward": reward, "clean": not has_children()})
         except BaseException as error:  # noqa: BLE001  boundary: a user's environment may raise anything
             said = error.line if isinstance(error, BurnishError) else describe_failure(error)
+            said = said.removesuffix(f": {FIX_IT}")  # --debug shows no traceback of this process
             closing = threading.Thread(target=self._close_failed, daemon=True)
             closing.start()
             closing.join(_CLOSE_SECONDS)

@@ -13,6 +13,7 @@ from burnish.agents.environments.protocol import Opening, Step
 from burnish.agents.environments.session import Session
 from burnish.agents.tools.loading import LoadedTool
 from burnish.errors import EnvironmentFailedError
+from burnish.outside.plugins import FIX_IT
 
 
 @dataclass
@@ -162,6 +163,7 @@ def test_an_environment_that_breaks_in_a_call_ends_the_conversation(asked: Asked
     [
         ({"raises": ValueError("no")}, "open", "open: ValueError: no"),
         ({"raises": KeyboardInterrupt()}, "open", "open: KeyboardInterrupt"),
+        ({"raises": EnvironmentFailedError("raised", remedy=FIX_IT)}, "open", "open: raised"),
         ({"raises": ValueError("\ud800")}, "open", r"open: ValueError: \ud800"),
         ({"stuck": True}, "reward", "reward: RuntimeError: stuck"),
     ],
@@ -171,6 +173,7 @@ def test_failures(asked: Asked, row: dict[str, Any], do: str, why: str) -> None:
     if do != "open":
         (sent,) = asked.ask("reward")
     assert sent["failed"].startswith(why)
+    assert "--debug" not in sent["failed"]
     assert asked.session.environment is None
     assert all(toy.closed == 1 for toy in asked.source.started)
 
