@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from burnish.algorithms.statistics import wilson_interval
-from burnish.errors import DataError
+from burnish.errors import DataError, RewardError
 from burnish.rewards.gold import as_rollout, gold_response
 from burnish.rewards.judging.options import JudgeOptions, label_value
 from burnish.rewards.protocol import RewardScorer
@@ -48,7 +48,7 @@ def measure_agreement(prompts: Sequence[Prompt], scorer: RewardScorer, options: 
     """Let the judge score the responses of all rows with a label: the column `response`, or the gold response.
 
     `scorer` has only this judge, and lets any fraction of the responses fail. DataError for a label that the judge's
-    scale does not have, and if no row has both a label and a response.
+    scale does not have, and if no row has both a label and a response. RewardError if no verdict is given.
     """
     column, scale = str(options.labels), options.read_scale()
     labels, items = [], []
@@ -70,9 +70,14 @@ def measure_agreement(prompts: Sequence[Prompt], scorer: RewardScorer, options: 
             f"no row has both a response and a human's score in the column {column!r}",
             remedy="add the columns response and the one that the judge's option labels names, or remove the option",
         )
-    scores = [rollout.reward for rollout in scorer.score(items)]
-    pairs = [(score, label) for score, label in zip(scores, labels, strict=True) if score is not None]
-    return agreement(pairs, failed=len(scores) - len(pairs))
+    scored = scorer.score(items)
+    pairs = [(one.reward, label) for one, label in zip(scored, labels, strict=True) if one.reward is not None]
+    if not pairs:
+        why = (
+            f"none of {len(scored):,} rows that humans have judged has a verdict; the first: {scored[0].status_detail}"
+        )
+        raise RewardError(why, remedy="see that the judge answers, then check again")
+    return agreement(pairs, failed=len(scored) - len(pairs))
 
 
 def agreement(pairs: Sequence[Pair], *, failed: int = 0) -> Agreement:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from stub_judge import judge_at, shown
 
-from burnish.errors import DataError
+from burnish.errors import DataError, RewardError
 from burnish.rewards.judging.agreement import agreement, measure_agreement, rank_correlation
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.types import Prompt
@@ -56,3 +56,11 @@ def test_a_judge_is_asked_about_labelled_rows_only(stub_judge: Any, make_scorer:
         measure_agreement(rows("GOOD", "fine"), scorer, options)
     with pytest.raises(DataError, match="no row"):
         measure_agreement(rows(None), scorer, options)
+
+
+def test_a_judge_that_gives_no_verdict_is_no_agreement(stub_judge: Any, make_scorer: Any) -> None:
+    judge = judge_at(stub_judge(lambda m: "I would rather not."), labels="human")
+    with pytest.raises(
+        RewardError, match="none of 2 rows that humans have judged has a verdict; the first: judge 'judge'"
+    ):
+        measure_agreement(rows(1, 2), make_scorer(judge), JudgeOptions(**judge["options"]))
