@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -50,10 +50,9 @@ def write_report(run_dir: Path, out: Path | None = None, *, limits: PageLimits |
     return _write(out if out is not None else run_dir / "report.html", page.name, [page], page.charts)
 
 
-def write_comparison(run_dirs: Sequence[Path], out: Path, *, limits: PageLimits | None = None) -> Path:
+def write_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
     """Write one page with the curves of several runs overlaid, and return its path. Raises like `write_report`."""
-    limits = limits or PageLimits()
-    share = replace(limits, total_bytes=limits.total_bytes // len(run_dirs))
+    share = PageLimits(total_bytes=PageLimits().total_bytes // len(run_dirs))
     names = run_names(run_dirs)
     pages = [read_run(folder, name, share) for folder, name in zip(run_dirs, names, strict=True)]
     return _write(out, " · ".join(names), pages, overlay([(page.name, page.charts) for page in pages]))
@@ -74,8 +73,7 @@ def read_run(run_dir: Path, name: str, limits: PageLimits) -> RunPage:
     rows = read_rows(run_dir / METRICS_FILE)
     if not rows:
         raise DataError(
-            f"{run_dir} has no {METRICS_FILE} with at least one step",
-            remedy="give the folder of a run (its `output`)",
+            f"{run_dir} has no {METRICS_FILE} with at least one step", remedy="give the folder of a run (its `output`)"
         )
     return RunPage(
         name=name,
