@@ -64,8 +64,10 @@ def plain_value(value: Any) -> Any:
             return plain_value(value.tolist())
         case Mapping():
             return {str(key): plain_value(item) for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
+        case list() | tuple():
             return [plain_value(item) for item in value]
+        case set() | frozenset():  # in an order that does not depend on the process
+            return sorted((plain_value(item) for item in value), key=repr)
         case datetime.datetime() | datetime.date() | datetime.time():
             return value.isoformat()
         case datetime.timedelta():

@@ -177,6 +177,12 @@ def test_values_of_tables_are_written_as_data_files_have_them() -> None:
     assert json.loads(rows_text([row], "x")) == {"when": "2024-05-01", "score": None, "tags": ["a", "b"]}
 
 
+def test_a_set_is_written_in_the_same_order_by_every_process() -> None:
+    words = [f"word {number}" for number in range(50)]
+    assert json.loads(rows_text([{"answers": set(words)}], "x"))["answers"] == sorted(words)
+    assert json.loads(rows_text([{"answers": {2, "a", (1, 2)}}], "x"))["answers"] == ["a", 2, [1, 2]]
+
+
 def test_domains_take_rows_and_functions(tmp_path: Path) -> None:
     def short(response: str) -> float:
         return float(len(response) < 9)
