@@ -231,20 +231,18 @@ def rows_text(rows: Rows, name: str) -> str:
             raise DataError(
                 f"row {number} of {name} is a {type(row).__qualname__}", remedy="give a list of dictionaries"
             )
-        values: dict[str, object] = {}
+        cells: list[str] = []
         for column, value in row.items():
             try:
-                values[str(column)] = plain_value(value)
-            except (TypeError, RecursionError) as error:
+                cell = {str(column): plain_value(value)}
+                cells.append(json.dumps(cell, ensure_ascii=False, allow_nan=False)[1:-1])
+            except (TypeError, ValueError, RecursionError) as error:
                 why = "it contains itself" if isinstance(error, RecursionError) else error
                 raise DataError(
                     f"row {number} of {name}: the column {column!r} cannot be written: {why}",
                     remedy="leave it out, or make it text, numbers, lists or dictionaries",
                 ) from error
-        try:
-            lines.append(json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n")
-        except ValueError as error:
-            raise DataError(f"row {number} of {name} cannot be written: {error}", remedy="fix that row") from error
+        lines.append(f"{{{', '.join(cells)}}}\n")
     return "".join(lines)
 
 

@@ -151,6 +151,7 @@ def test_what_a_killed_process_left_half_written_is_removed(inputs: Inputs) -> N
     [
         ({"model": 3.5, "data": 7}, "the data set 'train' is a builtins.int"),
         ({"data": {"train": [{"prompt": object()}]}}, "row 0 of train.jsonl: the column 'prompt' cannot be written"),
+        ({"data": [{"prompt": "a", "limit": float("inf")}]}, "row 0 of train.jsonl: the column 'limit' cannot be"),
         ({"data": [["prompt"]]}, "row 0 of train-1.jsonl is a str"),
     ],
 )
@@ -181,6 +182,10 @@ def test_a_set_is_written_in_the_same_order_by_every_process() -> None:
     words = [f"word {number}" for number in range(50)]
     assert json.loads(rows_text([{"answers": set(words)}], "x"))["answers"] == sorted(words)
     assert json.loads(rows_text([{"answers": {2, "a", (1, 2)}}], "x"))["answers"] == ["a", 2, [1, 2]]
+
+
+def test_columns_of_one_name_are_not_merged() -> None:
+    assert rows_text([{3: "a", "3": "b"}], "x") == '{"3": "a", "3": "b"}\n'  # which the reader refuses
 
 
 def test_domains_take_rows_and_functions(tmp_path: Path) -> None:
