@@ -90,6 +90,17 @@ def test_a_fork_with_another_learning_rate(
 
 
 @pytest.mark.slow
+def test_a_fork_with_no_step_left_loses_nothing(
+    original: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, first = original
+    assert main(["rl", file, "--fork", f"{first}@5", f"output={tmp_path / 'fork'}"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing to do" in said
+    assert "was removed" not in said
+
+
+@pytest.mark.slow
 def test_a_fork_that_could_not_begin_leaves_its_folder_to_the_next_one(
     original: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

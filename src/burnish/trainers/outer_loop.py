@@ -137,7 +137,7 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
         run_loop(training, stop)
         folder, step, because = Path(training.config.output), training.progress.step, end_of(training)
         if because:
-            training.journal.place.check()
+            training.journal.place.lock.check()
             write_ending(folder, RunEnding(step, because))
         if because and step < training.total_steps:
             training.journal.display.note(f"ended before step {training.total_steps}: {because}")
