@@ -70,6 +70,8 @@ class Inputs:
         if isinstance(given, tuple) and len(given) == 2:
             return self._loaded_model(*given)
         if isinstance(given, Mapping) and ("model" in given or _is_model(given.get("path"))):
+            if "model" in given and "path" in given:
+                raise ConfigError("model has both a loaded model and a path", remedy="give one of the two")
             settings = {name: value for name, value in given.items() if name not in ("model", "path", "tokenizer")}
             return settings | {
                 "path": self._loaded_model(given.get("model", given.get("path")), given.get("tokenizer"))

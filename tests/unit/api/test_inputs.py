@@ -171,6 +171,8 @@ def test_models_need_their_tokenizer(inputs: Inputs) -> None:
         inputs.plain({"model": torch.nn.Linear(1, 1)})
     with pytest.raises(ConfigError, match="not a model of transformers"):
         inputs.plain({"model": (torch.nn.Linear(1, 1), None)})
+    with pytest.raises(ConfigError, match="both a loaded model and a path"):
+        inputs.plain({"model": {"model": torch.nn.Linear(1, 1), "tokenizer": None, "path": "models/other"}})
 
 
 def test_values_of_tables_are_written_as_data_files_have_them() -> None:
