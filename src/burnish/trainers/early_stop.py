@@ -51,8 +51,8 @@ class EarlyStop:
             return
         self.step = step
         if rule.metric not in row:
-            # Only the line of an evaluation could have had a metric of evaluations.
-            could_have = not rule.metric.startswith("eval/") or any(name.startswith("eval/") for name in row)
+            # Only the line of an evaluation could have had a metric of evaluations, and step 0 has nothing else.
+            could_have = any(name.startswith("eval/") for name in row) if rule.metric.startswith("eval/") else step > 0
             self.lines_without += self.latest is None and could_have
             return
         self.latest = value = row[rule.metric]

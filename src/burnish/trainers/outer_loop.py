@@ -175,6 +175,7 @@ def run_loop(training: Training, stop: StopRequest) -> None:
             if config.evaluation.begins and (row := evaluated(training)):
                 training.journal.write(0, row)
                 training.early_stop.observe(0, row)
+                training.early_stop.check_measured(row)
         close_step(training)  # an error may have stopped the run between the last step's updates and its metrics
         forget_requests(folder)
         while not end_of(training) and not heed_requests(folder, stop, save_now, note):

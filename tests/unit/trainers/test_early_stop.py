@@ -65,7 +65,7 @@ def test_a_metric_that_never_comes_is_an_error_with_its_neighbours() -> None:
     ):
         seen.check_measured(row)
     seen = EarlyStop(StopConfig(metric="reward/domain/b", above=0.9))
-    for step in range(1, 10):
+    for step in range(10):  # of step 0 there is only an evaluation
         seen.observe(step, row)
         seen.check_measured(row)
     seen.observe(10, row)
