@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from burnish.config.kinds import find_kind, load
 from burnish.config.loading import LoadedConfig
-from burnish.config.schema import RunConfig
-from burnish.errors import CheckpointError
+from burnish.config.schema import RlConfig, RunConfig
+from burnish.errors import CheckpointError, ConfigError
 from burnish.models.loading_bars import without_loading_bars
 from burnish.planning.fitting import Fitting, Reload
 from burnish.planning.machines import Machine
@@ -115,6 +115,12 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     from burnish.trainers.placement import model_facts, reward_facts, this_machine, with_kept_speed
 
     assumed = assumed or Assumed()
+    longest = loaded.config.rollout.max_response_tokens if isinstance(loaded.config, RlConfig) else 0
+    if assumed.response_tokens is not None and assumed.response_tokens > longest:
+        raise ConfigError(
+            f"--response-tokens is {assumed.response_tokens:g}, longer than any response of this run",
+            remedy="give at most rollout.max_response_tokens; only runs of `burnish rl` take it",
+        )
     here = assumed.machine is None
     if here:
         check_output(loaded.config)

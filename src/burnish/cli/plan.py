@@ -35,7 +35,7 @@ Recorded = Annotated[
 Numbers = Annotated[str | None, typer.Option(help="YAML file of numbers that take precedence over recorded ones.")]
 Html = Annotated[str | None, typer.Option(help="Also write the simulated steps as a chart to this file.")]
 Steps = Annotated[int | None, typer.Option(help="Steps for hours and cost (default: the run file's).", min=1)]
-Price = Annotated[float | None, typer.Option(help="Price of one device (card) for one hour.", min=0)]
+Price = Annotated[float | None, typer.Option(help="Price of one device (card) for one hour.", min=0, max=1e9)]
 On = Annotated[
     str | None, typer.Option(help="Another machine: 8xH100-80GB, 2x8xH100-80GB, 2x24GB or a file.", show_default=False)
 ]

@@ -101,6 +101,15 @@ def test_a_plan_for_another_machine_refuses_nothing_that_this_one_lacks(folder: 
     assert {"weights", "masters", "gradients", "Adam", "activations", "logits", "KV cache"} <= kinds
 
 
+@pytest.mark.parametrize(("word", "said"), [("--response-tokens", "at most rollout.max"), ("--price", "or equal to")])
+def test_a_plan_refuses_a_number_that_it_cannot_use(
+    word: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run.yaml").write_text(ELSEWHERE)
+    assert main(["plan", "run.yaml", "--on", "8xH100-80GB", word, "inf"]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_plan_for_another_machine_fits_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "run.yaml").write_text(ELSEWHERE)
     for on in ("24xH100-80GB", "2x4GB"):
