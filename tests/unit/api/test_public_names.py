@@ -14,32 +14,10 @@ import pytest
 import burnish
 
 NAMES = [
-    "BurnishError",
-    "Evaluation",
-    "Message",
-    "MetricsTable",
-    "Policy",
-    "RecordedRollout",
-    "Response",
-    "Rollout",
-    "Run",
-    "RunPlan",
-    "Score",
-    "algorithms",
-    "demo",
-    "distill",
-    "evaluate",
-    "load_run",
-    "losses",
-    "plan",
-    "prefer",
-    "reward_model",
-    "rewards",
-    "sft",
-    "sweep",
-    "table",
-    "train",
-]
+    "BurnishError", "Evaluation", "Message", "MetricsTable", "Policy", "RecordedRollout", "Response", "Rollout", "Run",
+    "RunPlan", "Score", "algorithms", "demo", "distill", "evaluate", "load_run", "losses", "plan", "prefer",
+    "reward_model", "rewards", "sft", "sweep", "table", "train",
+]  # fmt: skip
 
 TRAINING = "(config, *, on_step=None, quiet=False, fresh=False, accept_changes=False, fork=None, **fields)"
 SIGNATURES = {

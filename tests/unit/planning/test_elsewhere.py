@@ -283,16 +283,9 @@ SPEED = Speed(
     operations=1e12, decoding_operations=1e12, decoding_bytes=1e9, source="test", link_bytes=1e9, network_bytes=1e8
 )
 TINY = ModelFacts(
-    num_parameters=1_200,
-    num_layers=2,
-    hidden_size=10,
-    intermediate_size=20,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_size=5,
-    vocabulary_size=20,
-    context_tokens=None,
-)
+    num_parameters=1_200, num_layers=2, hidden_size=10, intermediate_size=20, num_attention_heads=2,
+    num_key_value_heads=1, head_size=5, vocabulary_size=20, context_tokens=None,
+)  # fmt: skip
 
 
 def machine(cards: int = 1, nodes: int = 1, speed: Speed = SPEED) -> Machine:
