@@ -61,7 +61,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BurnishError(f"cannot write {path}: {error.strerror}", remedy="name another file") from error
+        create = f"create the folder {path.parent}, or " if isinstance(error, FileNotFoundError) else ""
+        raise BurnishError(f"cannot write {path}: {error.strerror}", remedy=f"{create}name another file") from error
 
 
 def disk_remedy(error: OSError, folder: Path) -> str:
