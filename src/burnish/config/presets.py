@@ -26,14 +26,18 @@ class Preset:
 def _preset(
     name: str, summary: str, source: str, *, base: Mapping[str, Json] | None = None, **sections: Json
 ) -> Preset:
-    """One row, with its values by section as in a run file. base: values of another row that this one begins with."""
-    values = dict(base or {})
+    """One row. base: values of another row that this one begins with; sections: its own."""
+    return Preset(name, summary, source, {**(base or {}), **_values(**sections)})
+
+
+def _values(**sections: Json) -> dict[str, Json]:
+    """Values by section, as in a run file, by the full names of their fields."""
+    values: dict[str, Json] = {}
     for section, given in sections.items():
-        if isinstance(given, dict):
-            values |= {f"{section}.{field}": value for field, value in given.items()}
-        else:
-            values[section] = given
-    return Preset(name, summary, source, values)
+        values |= (
+            {f"{section}.{field}": v for field, v in given.items()} if isinstance(given, dict) else {section: given}
+        )
+    return values
 
 
 def _kl(kl_in: str, coef: float, estimator: str) -> dict[str, Json]:
@@ -44,10 +48,7 @@ def _kl(kl_in: str, coef: float, estimator: str) -> dict[str, Json]:
 _NO_CLIP: Mapping[str, Json] = {"clip_low": None, "clip_high": None}
 _REINFORCE: Mapping[str, Json] = {"loss": "reinforce", **_NO_CLIP}
 
-_LINEAGE_PPO = _preset(
-    "lineage",
-    "What the code of 2019 and 2020 has in common. A million episodes at 512 responses per step are 1953 steps.",
-    "docs/lineage.md",
+_LINEAGE_PPO = _values(
     steps=1953,
     rollout={"prompts_per_step": 512, "group_size": 1, "temperature": 0.7},
     scoring={"incomplete_score": -1.0},
@@ -73,7 +74,9 @@ _LINEAGE_PPO = _preset(
         "epochs": 4,
         "minibatches": 1,
     },
-).values
+)
+"""Settings that the code of 2019 and 2020 has in common. A million episodes at 512 responses per step are 1953
+steps."""
 
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
