@@ -111,11 +111,15 @@ AND_WORDS = any_of(
 )
 CONTRAST = r",?\s{0,9}\b(?:rather\sthan|instead\sof)"
 MINUS = any_of("minus, negative, минус, (?<!al )menos, (?<!au )moins, 负, 負, マイナス, 마이너스")
+CORRECTION = (  # what another value follows
+    r"[.,;!…—–]\s{0,9}(?:(?:(?:oh|wait|no|sorry|oops|correction)[,.:…—]{1,3}|actually,?|rather,?|I\smean,?)\s{1,3}){1,3}"
+    r"(?:(?:it|that)(?:['’]s|\sis)\s|I\smeant\s|make\s(?:it|that)\s)?(?:actually\s)?"
+)
 TAKEN_BACK = re.compile(
     r"(?:^|(?<=[.!?}$*\n]))\s{0,9}(?:(?:actually|hmm|wait|no|oh|sorry|but)[,.!…\s]{1,9}){0,3}(?:that|this|it)"
     r"(?:(?:['’]s|\sis|\swas)\s(?:wrong|incorrect|false|not\s(?:right|correct)|a\smistake)\b(?!\s(?:that|to))"
-    r"|\scan(?:['’]t|not)\sbe\s(?:right|correct)\b)|(?<=[.!?}$*\n])\s{0,9}no,?\swait\b|[.,;!…—–]\s{0,9}(?:(?:(?:oh|wait|no|sorry|oops|correction)[,.:…—]{1,3}|actually,?|rather,?|I\smean,?)\s{1,3}){1,3}"
-    r"(?:(?:it|that)(?:['’]s|\sis)\s|I\smeant\s|make\s(?:it|that)\s)?(?:actually\s)?(?=[-−$\\]?\d)",
+    r"|\scan(?:['’]t|not)\sbe\s(?:right|correct)\b)|(?<=[.!?}$*\n])\s{0,9}no,?\swait\b"
+    rf"|{CORRECTION}(?=[-−$\\]?\d)",
     re.IGNORECASE,
 )
 NEARLY = r"\s*(?:≈|,?\s*\(?or\s(?:about|approximately|roughly|around)\b)\s*"

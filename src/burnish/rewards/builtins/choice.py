@@ -17,7 +17,7 @@ _PHRASE = re.compile(
     r"(?:[:：=]|(?:is|are|was|(?:would|must|should)\s(?:then\s)?be|has\sto\sbe)\b)[*_:\s]{0,8}(?=(?P<content>[^\n]{1,400}))",
     re.IGNORECASE,
 )
-_ELSEWHERE = re.compile(rf"(?:{words.ANSWER_IS.pattern})(?=(?P<content>[^\n]{{1,400}}))", re.IGNORECASE)
+_STATED = re.compile(rf"(?:{words.ANSWER_IS.pattern})(?=(?P<content>[^\n]{{1,400}}))", re.IGNORECASE)
 _CHOOSE = re.compile(
     r"(?:\bI(?:'ll|’ll|'d|’d|\swill|\swould)?\s(?:choose|pick|select|say|go\swith)\b|(?<![不别])(?:选择?|選)(?=\s?[A-J]))"
     r"(?=(?P<content>[^\n]{1,400}))"
@@ -40,11 +40,7 @@ _CONCLUSION = (
     r"(?:(?:so|thus|therefore|hence|then|finally|it'?s|it\sis|i\s(?:choose|pick|select)|(?:my\s)?final\sanswer"
     rf"|{_HEDGES}|the|correct|option|choice|letter|answer)\b[\s:,*_]{{1,6}})"
 )
-_CORRECTION = (
-    r"(?i:[.,;!…—–]\s{0,9}(?:(?:(?:oh|wait|no|sorry|oops|correction)[,.:…—]{1,3}|actually,?|rather,?|I\smean,?)\s{1,3}){1,3}"
-    r"(?:(?:it|that)(?:['’]s|\sis)\s|I\smeant\s|make\s(?:it|that)\s)?(?:actually\s)?)"
-)
-_WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]"  # no letter of a script that sets words side by side
+_WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]"  # but no letter of a script without spaces between words
 # What may follow a name of one or more words, unless a longer name goes on there.
 _ENDS = (
     r"(?!['’]?\w)(?![.,:/^]?\d)(?!\s?%)"
@@ -124,14 +120,16 @@ class _Reader:
         option = rf"{_DECORATION}(?P<name>{name}|(?i:{label}))(?:{_DECORATION}(?P<text>{text}))?{_DECORATION}"
         self._line = re.compile(rf"{_DECORATION}(?i:{_CONCLUSION}){{0,5}}{option}")
         self._clause = re.compile(rf"{_DECORATION}(?i:{_CONCLUSION}){{1,5}}{option}")
-        self._corrected = re.compile(rf"{_CORRECTION}(?=(?P<content>{_DECORATION}{name}(?!{_VERB})[^\n]{{0,400}}))")
+        self._corrected = re.compile(
+            rf"(?i:{words.CORRECTION})(?=(?P<content>{_DECORATION}{name}(?!{_VERB})[^\n]{{0,400}}))"
+        )
         self._right = re.compile(
             rf"(?<![\w'’])(?P<content>{name})[*_)\]}}\s]{{1,8}}is\s(?:the\s)?(?:correct|right|best|answer)\b"
         )
 
     def statements(self, text: str) -> list[str]:
         """Find all statements of the answer, in the order of the text."""
-        patterns = (_PHRASE, _ELSEWHERE, _CHOOSE, _HASH, _TAG, _BOX, self._corrected)
+        patterns = (_PHRASE, _STATED, _CHOOSE, _HASH, _TAG, _BOX, self._corrected)
         found = [match for kind in patterns for match in kind.finditer(text)]
         found += [match for match in self._right.finditer(text) if not self._is_denied(text, match.start())]
         return [match["content"] for match in sorted(found, key=lambda match: match.start("content"))]
