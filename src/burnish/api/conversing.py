@@ -44,7 +44,7 @@ class Conversed:
 
 @dataclass(eq=False)
 class Conversing:
-    """A conversation between a policy, its tools or environment, and whoever asks; made by `conversing`."""
+    """A conversation of a user with a policy that has tools or an environment. `conversing` makes one."""
 
     _loaded: LoadedModel
     _engine_for: EngineFor

@@ -63,7 +63,6 @@ def evaluate(
     The result is written to RUN/eval/NNN, or for a model alone to a new folder in runs/. Raises BurnishError for
     everything that the caller can fix.
     """
-
     from burnish.rewards.loading import functions_at_hand
 
     if data is not None:

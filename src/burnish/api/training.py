@@ -77,7 +77,6 @@ def train_kind(
     **fields: object,
 ) -> Run:
     """`train`, for a run of any kind."""
-
     from burnish.rewards.loading import functions_at_hand
     from burnish.trainers.forking import fork_run
     from burnish.trainers.interrupt import StopRequest, Watch, watching

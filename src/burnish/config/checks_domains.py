@@ -235,7 +235,7 @@ def _turn_limits(domain: DomainSettings, conversation: ConversationConfig) -> It
 
 
 def _paid_by_environment(domain: DomainSettings) -> Iterator[Problem]:
-    """Refuse the reward `environment` where there is no environment."""
+    """Refuse the reward `environment` for prompts that no environment or agent answers."""
     paid = any(reward.name == names.ENVIRONMENT_REWARD and reward.scores(domain.key) for reward in domain.rewards)
     conversation = domain.conversation
     if paid and (conversation is None or (conversation.environment is None and conversation.agent is None)):

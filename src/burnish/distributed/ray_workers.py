@@ -373,7 +373,7 @@ class RaySite:
             return
         address = os.environ.get("RAY_ADDRESS") or "local"
         check_address(address)
-        # Ray's own 15 leaves trainers and samplers a hundredth of a core beside the programs that rewards run.
+        # At Ray's own niceness of 15, trainers and samplers starve beside the programs that rewards run.
         os.environ.setdefault("RAY_worker_niceness", "0")
         only_here: dict[str, bool] = {"include_dashboard": False} if address == "local" else {}
         try:

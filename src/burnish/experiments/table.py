@@ -129,7 +129,7 @@ class ResultsTable:
         if form == CSV:
             return as_csv(self.rows)
         if form not in FORMATS:
-            raise ConfigError(f"there is no table as {form!r}", remedy=suggestion(form, (*FORMATS, CSV)))
+            raise ConfigError(f"a table cannot be written as {form!r}", remedy=suggestion(form, (*FORMATS, CSV)))
         return FORMATS[form](blocks(self), self.notes)
 
     def __str__(self) -> str:

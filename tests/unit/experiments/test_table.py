@@ -133,7 +133,7 @@ def test_a_folder_of_runs_stands_for_them_and_others_are_left_out(two_by_three: 
     assert found.notes == (f"{tmp_path / 'absent'} is left out: it is not a run",)
     with pytest.raises(DataError, match="none of these is the folder of a run"):
         table([tmp_path / "absent"])
-    with pytest.raises(ConfigError, match=r"no table as 'markdwn'\n.*did you mean 'markdown'"):
+    with pytest.raises(ConfigError, match=r"cannot be written as 'markdwn'\n.*did you mean 'markdown'"):
         found.written("markdwn")
     with pytest.raises(ConfigError, match="threshold is nan"):
         table(two_by_three, threshold=math.nan)
