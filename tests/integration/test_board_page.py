@@ -19,10 +19,10 @@ from board_runs import line, write_rows, write_step
 from watching import wait_for
 
 from burnish.board.answers import Board, add_note
+from burnish.board.report import write_comparison, write_report
 from burnish.board.runs import Runs
 from burnish.board.server import application
 from burnish.outside.listening import UVICORN, listening, url_of
-from burnish.report.report import write_comparison, write_report
 
 uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright)")
@@ -203,6 +203,37 @@ def test_axe_finds_nothing_on_board_and_report(browser: Any, url: str, runs: Pat
         faults = axe.run(page).response["violations"]
         assert [(fault["id"], fault["nodes"][0]["html"]) for fault in faults] == [], address
     page.close()
+
+
+def test_a_report_is_the_same_page_without_a_server(page: Any, runs: Path, tmp_path: Path) -> None:
+    """Curves on another axis, filters, keys, the same prompt in two runs and over training, all from the file."""
+    page.goto(write_comparison([runs / "first", runs / "second"], tmp_path / "two.html").as_uri())
+    page.wait_for_selector(".bars rect")
+    assert page.locator(".bars text").all_text_contents() == ["first", "9 s", "second", "14 s"]
+    assert page.locator("#runs input:checked").count() == 2
+    page.locator(".tools button", has_text="time").click()
+    page.wait_for_selector(".chart .legend:has-text('hours')")
+    page.locator("button", has_text="responses").click()
+    page.wait_for_selector("#drill .token")
+    assert page.locator(".prompts [aria-current] .spread").inner_text() == "0.5 ±1"
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("document.querySelector('[aria-label=\"Step\"]').value === '5'")
+    page.locator('[aria-label="Another run beside this one"]').select_option("second")
+    page.wait_for_selector(".side + .side .token")
+    page.locator("text=over training").first.click()
+    page.wait_for_selector(".over button:has-text('9: 0.5')")
+    page.locator('[aria-label="Lowest reward"]').fill("0.5")
+    page.wait_for_selector("text=3 responses left out by the filters")
+    assert page.locator(".side").first.locator(".response").count() == 1
+    assert page.locator("text=keep this step").count() == page.locator(".actions form").count() == 0
+
+
+def test_no_text_of_a_run_becomes_markup_in_a_report(page: Any, runs: Path, tmp_path: Path) -> None:
+    page.goto(write_report(runs / MARKED, tmp_path / "evil.html").as_uri())
+    page.wait_for_selector("#notes p")
+    page.locator("#notes button").first.click()
+    page.wait_for_selector("#drill .prompt:has-text('onerror')")
+    assert page.locator("main img, main script").count() == 0
 
 
 def test_no_text_of_a_run_becomes_markup(page: Any, url: str) -> None:

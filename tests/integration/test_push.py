@@ -13,11 +13,11 @@ import yaml
 from runs import train
 
 from burnish.api.run import run_config
+from burnish.board.model_card import CardFacts, model_card
 from burnish.cli import main
 from burnish.cli.push import upload
 from burnish.config.loading import load_run_data
 from burnish.errors import BurnishError
-from burnish.report.model_card import CardFacts, model_card
 
 HELD_OUT = ("evaluation.every_steps=2", "checkpoint.every_steps=2", "steps=2")
 

@@ -121,7 +121,7 @@ class Run:
 
     def report(self, *, open: bool = False) -> Path:
         """Write the page with curves and rollouts into the folder, and return its path; `open` shows it."""
-        from burnish.report.report import write_report
+        from burnish.board.report import write_report
 
         page = write_report(self.output)
         if open:

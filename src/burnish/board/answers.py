@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypedDict, TypeVar, get_args
 
+from burnish.board.configuration import configuration_table, masked_text
 from burnish.board.curves import Axis, charts_of, points
 from burnish.board.index import FOLDER, Kind, own_folder
+from burnish.board.pictures import response_charts
 from burnish.board.rollouts import Form, ResponseFilter, group_page, rows_of_step, sightings, step_page
 from burnish.board.runs import Runs, RunSummary, WatchedRun
 from burnish.board.timeline import picture_of
@@ -22,7 +25,6 @@ from burnish.observability.atomic import PRIVATE, disk_errors
 from burnish.observability.control import REQUESTS, Request, ask, take
 from burnish.outside.listening import RefusedError, wrong
 from burnish.outside.reading import reading
-from burnish.report.configuration import configuration_table, masked_text
 from burnish.types import Json
 
 T = TypeVar("T", bound=str)
@@ -112,15 +114,14 @@ class Board:
         """Return the points of the named metrics, by run and metric."""
         axis: Axis = query.choice("axis", get_args(Axis))
         first, last = query.number("from"), query.number("to")
-        bounds = {"first": -math.inf if first is None else first, "last": math.inf if last is None else last}
-        after = query.whole("after", -1)
+        low, high = -math.inf if first is None else first, math.inf if last is None else last
+        wanted = partial(points, axis=axis, after=query.whole("after", -1), first=low, last=high)
         with self._lock:
             return {
-                run.name: {name: points(run.table, name, axis, after=after, **bounds) for name in query.many("metric")}
-                for run in self._named(query)
+                run.name: {name: wanted(run.table, name) for name in query.many("metric")} for run in self._named(query)
             }
 
-    def run(self, query: Query) -> object:
+    def run(self, query: Query) -> dict[str, object]:
         """Return what does not change with every step: alarms, notes, environment and recorded steps."""
         run = self._one(query)
         return {
@@ -138,6 +139,12 @@ class Board:
         last = min(query.whole("step", newest), newest)
         with reading(f"{run.folder}: reading the timeline"):
             return {"step": last, "newest": newest, **picture_of(run.folder, last - wanted + 1, last)}
+
+    def pictures(self, query: Query) -> object:
+        """Return the charts of a run's recorded responses, which reads some of its files."""
+        run = self._one(query)
+        with reading(f"{run.folder}: reading recorded responses"):
+            return response_charts(run.folder, critic="critic/value_mean" in run.table.columns)
 
     def configurations(self, query: Query) -> object:
         """Return the fields in which the named runs differ from the defaults or from each other, and their files."""

@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypedDict
 
+from burnish.board.metric_charts import named_charts, peaks
 from burnish.board.tables import Column, MetricTable
 from burnish.observability.metric_names import explain
-from burnish.report.charts import named_charts, peaks
 
 Axis = Literal["step", "tokens", "time"]
 MOST_POINTS = 1_500
@@ -89,15 +89,16 @@ def points(
     after: int = -1,
     first: float = float("-inf"),
     last: float = float("inf"),
+    most: int = MOST_POINTS,
 ) -> Points:
-    """Return the points of a metric after a step, and from `first` to `last` on the x axis; at most `MOST_POINTS`."""
+    """Return the points of a metric after a step, and from `first` to `last` on the x axis; at most `most`."""
     column = table.columns.get(name, Column())
     by_axis: dict[Axis, Sequence[float]] = {"step": table.steps, "tokens": table.tokens, "time": table.seconds}
     places = by_axis[axis]
     low = max(bisect_left(places, first), bisect_right(table.steps, after))
     end, trained = bisect_right(places, last), max(low, bisect_left(table.steps, 1))
     start, stop = bisect_left(column.rows, low), bisect_left(column.rows, end)
-    picked = [start + i for i in peaks(column.values[start:stop], MOST_POINTS)]
+    picked = [start + i for i in peaks(column.values[start:stop], most)]
     rows = [column.rows[i] for i in picked]
     return {
         "steps": [table.steps[row] for row in rows],

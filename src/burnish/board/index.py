@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from burnish.board.samples import reading_recorded
 from burnish.observability.atomic import PRIVATE
 from burnish.observability.recorder import RecordedLine, num_sampled, recorded_files
-from burnish.report.samples import reading_recorded
 
 FOLDER = "board"
 _FILE = "index.sqlite"

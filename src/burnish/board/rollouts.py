@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, TypedDict
 
 from burnish.board.index import IndexEntry, Kind, RolloutIndex
+from burnish.board.samples import Group, grouped
 from burnish.errors import DataError
-from burnish.observability.recorder import RecordedLine, sampled_mask
+from burnish.observability.recorder import RecordedLine
 from burnish.observability.scored_pairs import PairRule, pairs_of_run
-from burnish.report.samples import Group, Numbers, grouped
 from burnish.types import Json
 
 Form = Literal["best", "pairs"]
@@ -74,20 +74,10 @@ class StepPage(TypedDict):
     domains: list[str]
 
 
-class Extra(TypedDict):
-    """Facts about a response that only the board shows. mismatch: log-probability of the trainer less the sampler's, by
-    token, where it was recorded; entropy: of the policy, likewise; versions: (first token, version of the weights)."""
-
-    mismatch: NotRequired[Numbers]
-    entropy: NotRequired[Numbers]
-    versions: list[list[int]]
-
-
 class GroupPage(TypedDict):
-    """A group with a part of its responses and their extras. first: the place of the first one; total: of how many."""
+    """A group with a part of its responses. first: the place of the first one; total: of how many."""
 
     group: Group
-    extras: list[Extra]
     first: int
     total: int
 
@@ -130,8 +120,7 @@ def group_page(
     lines = index.lines(members[first : first + PAGE])
     if not lines:
         return None
-    extras = [_extra(line) for line in lines]
-    return {"group": grouped(lines)[0], "extras": extras, "first": first, "total": len(members)}
+    return {"group": grouped(lines)[0], "first": first, "total": len(members)}
 
 
 def sightings(index: RolloutIndex, kind: Kind, prompt_id: str) -> list[Sighting]:
@@ -192,24 +181,6 @@ def _sighting(members: Sequence[IndexEntry]) -> Sighting:
         "tokens": fmean(entry.tokens for entry in members),
         "responses": len(members),
     }
-
-
-def _extra(line: RecordedLine) -> Extra:
-    extra: Extra = {"versions": line.get("versions") or [[0, line["policy_version"]]]}
-    if "token_texts" in line and "old_logprobs" in line:
-        pairs = zip(line["old_logprobs"], line["rollout_logprobs"], sampled_mask(line), strict=True)
-        extra["mismatch"] = [_gap(old, sampled) if own else None for old, sampled, own in pairs]
-    if "token_texts" in line and "token_entropy" in line:
-        entropies = zip(line["token_entropy"], sampled_mask(line), strict=True)
-        extra["entropy"] = [value if own else None for value, own in entropies]
-    return extra
-
-
-def _gap(old: float | str, sampled: float | str) -> float | None:
-    """The trainer's log-probability less the sampler's; None if one of them was not finite, and recorded as text."""
-    if isinstance(old, str) or isinstance(sampled, str):
-        return None
-    return float(f"{old - sampled:.3g}")
 
 
 def rows_of_step(index: RolloutIndex, step: int, form: Form, least: float | None = None) -> list[dict[str, Json]]:

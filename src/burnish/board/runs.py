@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from burnish.board.configuration import Configuration, read_configuration
 from burnish.board.index import RolloutIndex
 from burnish.board.tables import MetricTable
 from burnish.config.kinds import USUAL
@@ -23,7 +24,6 @@ from burnish.observability.ending import read_ending
 from burnish.observability.sinks import METRICS_FILE
 from burnish.outside.reading import UnreadableError, folder_problem, read_json, reading
 from burnish.outside.supervise import is_alive
-from burnish.report.configuration import Configuration, read_configuration
 from burnish.types import Json
 
 State = Literal["running", "paused", "silent", "crashed", "stopped", "finished"]
@@ -40,11 +40,21 @@ _SAME_FAMILY = ("seed", "output", "logging.", "evaluation.", "checkpoint.", "clu
 """Fields in which runs of one family may differ: they are one experiment with several seeds."""
 _ALGORITHM = ("algorithm.estimator", "algorithm.loss", "losses.0.name", "divergence")
 """Fields that name the algorithm of a run without a preset."""
-_HEADLINES = ("reward/mean", "eval/accuracy", "eval/reward_mean", "train/loss", "eval/loss")
+_HEADLINES = [
+    "reward/mean",
+    "eval/accuracy",
+    "eval/reward_mean",
+    "train/loss",
+    "eval/loss",
+    "kl/reference",
+    "conversation/turns_mean",
+    "rollout/response_tokens_mean",
+]
 
 
 class RunSummary(TypedDict):
-    """A run in a list. Times are seconds since 1970, `age` and `left` seconds; None where nothing is known.
+    """A run in a list. `changed` is in seconds since 1970, `left` and `spent` in seconds; None where nothing is known.
+    values: the first and the latest one of the metrics that matter most.
     read: the share of its metrics that was read so far, since a long file takes seconds at first."""
 
     name: str
@@ -56,10 +66,11 @@ class RunSummary(TypedDict):
     generation: int
     changed: float
     left: float | None
+    spent: float
     alarms: int
     problem: str
     asked: list[Request]
-    values: dict[str, float]
+    values: dict[str, tuple[float, float]]
 
 
 class RunHead(TypedDict):
@@ -127,7 +138,8 @@ class WatchedRun:
             "alarms": len(table.alarms),
             "problem": table.problem,
             "asked": requests,
-            "values": {name: value for name in _HEADLINES if (value := table.last(name)) is not None},
+            "spent": table.seconds[-1] if table.seconds else 0.0,
+            "values": {name: ends for name in _HEADLINES if (ends := table.ends(name)) is not None},
         }
 
     def head(self) -> RunHead:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.board.answers import Board, Query
@@ -35,18 +36,19 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-_PAGES: Mapping[str, tuple[str, str, str]] = {
-    "/": ("burnish.board", "page/board.html", "text/html"),
-    "/page.css": ("burnish.report", "page/page.css", "text/css"),
-    "/board.css": ("burnish.board", "page/board.css", "text/css"),
-    "/uplot.css": ("burnish.board", "page/uplot/uPlot.min.css", "text/css"),
-    "/uplot.js": ("burnish.board", "page/uplot/uPlot.iife.min.js", "text/javascript"),
-    "/shared.js": ("burnish.report", "page/shared.js", "text/javascript"),
-    "/charts.js": ("burnish.board", "page/charts.js", "text/javascript"),
-    "/timeline.js": ("burnish.board", "page/timeline.js", "text/javascript"),
-    "/board.js": ("burnish.board", "page/board.js", "text/javascript"),
-}
-"""Path -> package, file in it, type. There are no other files to be had."""
+_FILES = [
+    "page.css",
+    "uplot/uPlot.min.css",
+    "board.css",
+    "uplot/uPlot.iife.min.js",
+    "shared.js",
+    "charts.js",
+    "timeline.js",
+    "board.js",
+]
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_PAGES = {"/": "board.html", **{f"/{name}": name for name in _FILES}}
+"""Path -> file of `page`. There are no other files to be had."""
 _UPDATE_SECONDS, _SIGN_OF_LIFE_SECONDS = 1.0, 15.0
 _READING_SECONDS, _ALL_READ = 0.15, 0.99
 """Time between updates until so much of every file was read; the rest may be a line that is being written."""
@@ -76,12 +78,13 @@ def application(board: Board, key: str | None = None, ended: Callable[[], bool] 
         "run": board.run,
         "timeline": board.timeline,
         "configurations": board.configurations,
+        "pictures": board.pictures,
         "groups": board.groups,
         "group": board.group,
         "prompt": board.prompt,
     }
     posts = {"note": board.note, "request": board.request}
-    routes = [Route(path, _file(*place), methods=["GET"]) for path, place in _PAGES.items()]
+    routes = [Route(path, _file(name), methods=["GET"]) for path, name in _PAGES.items()]
     routes += [Route(f"/api/{name}", _get(answer), methods=["GET"]) for name, answer in gets.items()]
     routes += [Route(f"/api/{name}", _post(act), methods=["POST"]) for name, act in posts.items()]
     routes += [Route("/api/export", _export(board), methods=["GET"]), Route("/api/events", _events(board, ended))]
@@ -114,8 +117,8 @@ def serve(board: Board, listener: socket.socket, key: str | None = None) -> None
     server.run(sockets=[listener])
 
 
-def _file(package: str, name: str, kind: str) -> Endpoint:
-    content = files(package).joinpath(name).read_bytes()
+def _file(name: str) -> Endpoint:
+    content, kind = files("burnish.board").joinpath("page", name).read_bytes(), _TYPES[Path(name).suffix]
 
     async def endpoint(request: Request) -> Response:
         from starlette.responses import Response

@@ -83,9 +83,9 @@ class MetricTable:
         """Return the share of the file that was read so far, which is 1 after a whole reading."""
         return self._offset / self._size if self._size and not self.problem else 1.0
 
-    def last(self, name: str) -> float | None:
-        """Return the latest value of a metric; None if it was never measured."""
-        return self.columns[name].values[-1] if name in self.columns else None
+    def ends(self, name: str) -> tuple[float, float] | None:
+        """Return the first and the latest value of a metric; None if it was never measured."""
+        return (values[0], values[-1]) if name in self.columns and (values := self.columns[name].values) else None
 
     def _forget(self, inode: int) -> bool:
         had_rows = bool(self.steps)

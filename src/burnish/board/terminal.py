@@ -19,12 +19,12 @@ from textual.widgets import DataTable, Footer, Header, Static
 from burnish.board.answers import READING_SECONDS
 from burnish.board.curves import charts_of
 from burnish.board.index import Kind
+from burnish.board.metric_charts import evenly
 from burnish.board.rollouts import GroupSummary, ResponseFilter, group_page, step_page
 from burnish.board.runs import Runs, WatchedRun
+from burnish.board.samples import ShownResponse
 from burnish.errors import BurnishError
 from burnish.observability.console import duration
-from burnish.report.charts import evenly
-from burnish.report.samples import ShownResponse
 
 _UPDATE_SECONDS = 1.0
 _SPARK_COLUMNS = 48
@@ -219,7 +219,8 @@ def _text(text: str, style: str = "") -> Text:
 def _cells(run: WatchedRun, now: float) -> list[str | Text]:
     found = run.summary(now)
     step = f"{found['step']:,}" + (f" / {found['total']:,}" if found["total"] else "")
-    score = "  ".join(f"{name.rpartition('/')[2]} {value:.4g}" for name, value in list(found["values"].items())[:2])
+    values = list(found["values"].items())[:2]
+    score = "  ".join(f"{name.rpartition('/')[2]} {latest:.4g}" for name, (_, latest) in values)
     age = duration(now - found["changed"]) if found["changed"] else ""
     left = "" if found["left"] is None else duration(found["left"])
     cells = [found["name"], found["state"], step, age, left, score, str(found["alarms"] or "")]

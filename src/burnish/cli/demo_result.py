@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from burnish.board.report import write_report
 from burnish.cli.tables import show_table
 from burnish.demo import RL_STEPS, DemoFolder
 from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
-from burnish.report.report import write_report
 
 ACCURACY = "eval/accuracy"
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))

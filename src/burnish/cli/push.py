@@ -13,7 +13,7 @@ from rich.console import Console
 from burnish.errors import BurnishError, ConfigError
 
 if TYPE_CHECKING:
-    from burnish.report.model_card import CardFacts
+    from burnish.board.model_card import CardFacts
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run (runs/first@500, @best).", show_default=False)]
 Repository = Annotated[
@@ -43,9 +43,9 @@ def push(
     burnish push runs/first@500 user/name --public
     """
     from burnish.api.run import load_run
+    from burnish.board.model_card import model_card
     from burnish.observability.atomic import writing
     from burnish.observability.console import say
-    from burnish.report.model_card import model_card
 
     console = Console()
     if (repository is None) == (card_only is None):
@@ -67,11 +67,11 @@ def push(
 def facts_of(run: str, name: str) -> CardFacts:
     """Gather what the card tells of a run's checkpoint."""
     from burnish.api.run import run_config
+    from burnish.board.model_card import CardFacts
     from burnish.checkpointing.chaining import find_checkpoint
     from burnish.checkpointing.run import RunDirectory
     from burnish.observability.history import read_rows
     from burnish.observability.recorder import each_rollout, recorded_files
-    from burnish.report.model_card import CardFacts
 
     chosen = find_checkpoint(run, field="the run")
     assert chosen is not None  # its policy was found

@@ -31,8 +31,8 @@ def write_report(runs: Runs, out: Out = None) -> None:
     burnish report runs/grpo runs/rloo
     """
 
+    from burnish.board import report
     from burnish.outside.reading import folder_problem, reading
-    from burnish.report import report
 
     folders = [Path(run) for run in runs]
     for folder in folders:

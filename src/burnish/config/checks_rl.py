@@ -229,10 +229,16 @@ def _vocabulary(config: RlFields) -> Iterator[Problem]:
             yield Problem(f"algorithm.{name}", message, "remove it, or set compare: sampled")
 
 
-_WITH_VOCABULARY = (
-    *("preset", "estimator", "aggregation", "mask_truncated", "top_entropy", "old_logprobs"),
-    *("dynamic_sampling", "max_refills"),
-)
+_WITH_VOCABULARY = [
+    "preset",
+    "estimator",
+    "aggregation",
+    "mask_truncated",
+    "top_entropy",
+    "old_logprobs",
+    "dynamic_sampling",
+    "max_refills",
+]
 """Fields of `algorithm` that have an effect if the loss is the divergence from a teacher."""
 
 

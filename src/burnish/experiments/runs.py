@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from burnish.board.configuration import departures, leaves
+from burnish.board.report import run_names
+from burnish.board.turns import as_text
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.loading import kind_of_data
 from burnish.errors import DataError
 from burnish.observability.ending import read_ending
 from burnish.observability.history import TOKENS, columns, read_rows
-from burnish.report.configuration import departures, leaves
-from burnish.report.report import run_names
-from burnish.report.turns import as_text
 from burnish.types import Json
 
 SEED = "seed"

@@ -116,10 +116,24 @@ def read_generation_config(source: str) -> dict[str, Any]:
     return content
 
 
-_SAMPLING_NUMBERS = {
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty"),
-    *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "length_penalty"),
-}
+_SAMPLING_NUMBERS = set(
+    [
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "repetition_penalty",
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "min_new_tokens",
+        "num_beams",
+        "length_penalty",
+    ]
+)
 _SIGNED = ("length_penalty", "top_k")
 """Some files use a top_k of -1 for none."""
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from burnish.algorithms.statistics import wilson_interval
+from burnish.board.pictures import HISTOGRAM_FILE
 from burnish.config.schema import RmConfig, SftConfig
 from burnish.data.preferences import PreferenceSet
 from burnish.errors import ConfigError, DataError
@@ -25,7 +26,6 @@ from burnish.models.reward_learner import compare
 from burnish.models.reward_model import RewardModel, load_reward_model
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
-from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import measured
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
 from burnish.trainers.reward_model.loop import (

@@ -60,7 +60,7 @@ def test_filters(index: RolloutIndex, wanted: ResponseFilter, groups: dict[int, 
     assert step_page(index, "step", 3, wanted)["left_out"] == len(LINES) - sum(groups.values())
 
 
-def test_a_group_is_read_line_by_line_with_what_only_the_board_shows(tmp_path: Path) -> None:
+def test_a_group_is_read_line_by_line_with_its_numbers(tmp_path: Path) -> None:
     turns = [{"author": who, "start": k, "stop": k + 1, "messages": []} for k, who in enumerate(("policy", "tool"))]
     one = line(0, 0, 1.0, old_logprobs=[-1.5, "-inf", -1.0], versions=[[0, 3], [2, 4]])
     two = line(0, 1, 1.0, token_texts=["a", "b"], turns=turns, token_entropy=[0.6931, 0.0])
@@ -68,10 +68,9 @@ def test_a_group_is_read_line_by_line_with_what_only_the_board_shows(tmp_path: P
     page = group_page(RolloutIndex(tmp_path), "step", 1, 0, ResponseFilter())
     assert page is not None
     assert (page["group"]["id"], page["total"]) == ("p0", 2)
-    assert page["extras"] == [
-        {"versions": [[0, 3], [2, 4]], "mismatch": [-0.5, None, 0.0]},
-        {"versions": [[0, 3]], "entropy": [0.6931, None]},
-    ]
+    first, second = page["group"]["responses"]
+    assert (first["versions"], first["mismatch"]) == ([[0, 3], [2, 4]], [-0.5, None, 0.0])
+    assert (second["versions"], second["entropy"]) == ([[0, 3]], [0.693, None])
     assert group_page(RolloutIndex(tmp_path), "step", 1, 5, ResponseFilter()) is None
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from source_trees import SOURCE, parse_folder
 
+from burnish.board import metric_charts as charts
 from burnish.observability import console
 from burnish.observability.alarms import DETECTORS
 from burnish.observability.metric_names import METRICS, explain, find_metric, metrics_page
-from burnish.report import charts
 from burnish.trainers.telemetry.moments import SPREADS
 
 ROWS = [row for section in METRICS.values() for row in section]
@@ -53,7 +53,7 @@ def test_every_name_in_the_code_is_in_the_table() -> None:
 def test_every_row_is_made_by_some_code() -> None:
     """By its whole name, or by its last part behind a prefix (`policy/`, `eval/`), or by a form such as
     `reward/{status}_fraction`."""
-    made = {text.strip("/") for text in constants("metric_names.py", "charts.py", "console.py", "alarms.py")}
+    made = {text.strip("/") for text in constants("metric_names.py", "metric_charts.py", "console.py", "alarms.py")}
     forms = {"reward/timeout_fraction", "reward/error_fraction", "reward/missing_fraction"}
     forms |= {f"throughput/{phase}_tokens_per_second" for phase in ("response", "generate", "update")}
     forms |= {f"eval/{name}" for name in ("rollout/lost_workers", "rollout/engine_restarts", "conversation/restarts")}

@@ -1,5 +1,6 @@
 "use strict";
-// The board: a list of runs, their curves, and below each step its groups and responses. The server only reads files.
+// The board: a list of runs, their curves, and below each step its groups and responses. The server only reads files;
+// a report has none (snapshot.js).
 
 const $ = (id) => document.getElementById(id);
 const runs = new Map();  // name -> summary, with `head` and, if it is drawn, `colour`
@@ -22,7 +23,7 @@ async function call(path, parameters = {}, body = null) {
   return response;
 }
 
-const ask = async (path, parameters) => (await call(path, parameters)).json();
+const ask = window.snapshot ?? (async (path, parameters) => (await call(path, parameters)).json());
 const tell = async (path, body) => (await call(path, {}, body)).json();
 
 function failed(error) {
@@ -96,7 +97,7 @@ function route() {
   const query = new URLSearchParams(location.hash.slice(1));
   const named = query.getAll("run").filter((name) => runs.has(name));
   const newest = [...runs.values()].sort((a, b) => b.changed - a.changed)[0];
-  const chosen = named.length ? named : newest ? [newest.name] : [];
+  const chosen = named.length ? named : window.snapshot ? [...runs.keys()] : newest ? [newest.name] : [];
   const changed = chosen.join("\n") !== state.chosen.join("\n") || !state.charts.length;
   if (changed) state.chosen = chosen;  // the same array as long as the choice is the same
   chosen.forEach((name, i) => { runs.get(name).colour = i; });
@@ -120,9 +121,11 @@ function ago(seconds) {
   return seconds < 172_800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86_400)} d`;
 }
 
+const moment = (seconds) => new Date(1000 * seconds).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+
 const scoreOf = (run) => {
   for (const [name, label] of [["eval/accuracy", "accuracy"], ["eval/reward_mean", "held out"], ["reward/mean", "reward"], ["eval/loss", "held-out loss"], ["train/loss", "loss"]])
-    if (name in run.values) return `${label} ${number(run.values[name])}`;
+    if (name in run.values) return `${label} ${number(run.values[name][1])}`;
   return "";
 };
 
@@ -137,7 +140,7 @@ function runRow(run) {
     make("th", { scope: "row" }, colour, make("button", { type: "button", title: run.head?.folder }, run.name)),
     make("td", {}, make("span", { class: `state ${run.state}` }, run.read < 0.99 ? `reading ${Math.round(100 * run.read)} %` : run.state)),
     make("td", {}, run.total ? progress : null, run.total ? `${run.step.toLocaleString("en")} / ${run.total.toLocaleString("en")}` : run.step.toLocaleString("en")),
-    make("td", { class: "number" }, run.changed ? `${ago(state.now - run.changed)} ago` : ""),
+    make("td", { class: "number" }, !run.changed ? "" : window.snapshot ? moment(run.changed) : `${ago(state.now - run.changed)} ago`),
     make("td", { class: "number" }, run.left === null ? "" : ago(run.left)),
     make("td", {}, scoreOf(run)),
     make("td", {}, run.problem ? chip(run.problem, "bad") : run.alarms ? chip(`${run.alarms} ${run.alarms === 1 ? "alarm" : "alarms"}`, "warn") : ""),
@@ -166,13 +169,28 @@ function drawHead() {
   const chosen = state.chosen.map((name) => runs.get(name)), one = chosen.length === 1 ? chosen[0] : null;
   $("where").textContent = state.roots.join(", ");
   $("title").textContent = one ? one.name : chosen.length ? `${chosen.length} runs` : "Runs";
-  document.title = `${$("title").textContent} · burnish board`;
+  document.title = `${$("title").textContent} · burnish`;
   const fact = (name, value) => (value ? make("span", {}, `${name} `, make("b", {}, value)) : null);
   const facts = one ? [fact("folder", one.head?.folder), fact(one.head?.kind, one.head?.algorithm || " "), fact("model", one.head?.model), fact("data", one.head?.data),
     fact("step", `${one.step.toLocaleString("en")}${one.total ? ` of ${one.total.toLocaleString("en")}` : ""}`), fact("began", one.head?.began.replace("T", " ").slice(0, 16))]
     : chosen.map((run) => make("span", {}, run.name));
   $("facts").replaceChildren(...facts.filter(Boolean));
+  $("tiles").replaceChildren(...(one ? tilesOf(one) : []));
   drawControl(one);
+}
+
+const share = (value) => `${(100 * value).toFixed(1)} %`;
+const TILES = [["reward", "reward/mean"], ["held-out reward", "eval/reward_mean"], ["held-out accuracy", "eval/accuracy", share], ["loss", "train/loss"], ["held-out loss", "eval/loss"],
+  ["KL to the reference", "kl/reference"], ["turns", "conversation/turns_mean"], ["response tokens", "rollout/response_tokens_mean"]];
+
+function tilesOf({ values, spent }) {
+  // What a run has come to: the latest values, and below each the first one.
+  const tile = (label, value, before) => make("div", { class: "tile" }, make("span", { class: "label" }, label), make("span", { class: "value" }, value), make("span", { class: "before" }, before));
+  const known = TILES.filter(([, metric]) => metric in values).map(([label, metric, form = number]) => {
+    const [first, latest] = values[metric];
+    return tile(label, form(latest), first === latest ? "" : `from ${form(first)}`);
+  });
+  return spent ? [...known, tile("time in steps", duration(spent), "")] : known;
 }
 
 function drawControl(run) {
@@ -190,7 +208,7 @@ const chosenRuns = () => state.chosen.map((name) => ({ name, colour: runs.get(na
 
 async function loadRuns(show) {
   const names = state.chosen;
-  if (!names.length) { for (const id of ["alarms", "tools", "curves", "flat", "rest", "timeline", "notes", "configuration"]) $(id).replaceChildren(); return; }
+  if (!names.length) { for (const id of ["tiles", "alarms", "tools", "curves", "flat", "remarks", "rest", "pictures", "timeline", "notes", "configuration"]) $(id).replaceChildren(); return; }
   try {
     const charts = await ask("charts", { run: names });
     if (names !== state.chosen) return;
@@ -217,6 +235,7 @@ function drawTools() {
       oninput: (event) => { drawing.smoothing = Number(event.target.value); amount.textContent = event.target.value; redraw(); } }), amount),
     check("logarithmic", "log", "charts with only positive values"),
     ...(state.chosen.length > 1 && families.size < state.chosen.length ? [check("bands by seed", "bands", "mean and range of runs that differ in their seed only")] : []),
+    make("button", { type: "button", onclick: () => openNearest(state.chosen[0], runs.get(state.chosen[0]).step) }, "responses"),
     make("span", {}, "drag to zoom, double-click to see all, click to see the step"));
 }
 
@@ -304,13 +323,39 @@ async function drawDetails() {
   const [details, configurations] = await Promise.all([Promise.all(names.map((run) => ask("run", { run }))), ask("configurations", { run: names })]);
   if (names !== state.chosen) return;
   const several = names.length > 1;
-  $("alarms").replaceChildren(...details.flatMap((detail, i) => detail.alarms.map((alarm) => make("article", { class: "alarm" },
-    make("h3", {}, alarm.name, make("span", {}, `${several ? `${names[i]}, ` : ""}from step ${alarm.step}`)), make("p", {}, alarm.message), make("p", { class: "knob" }, alarm.knob)))));
+  const alarms = details.flatMap((detail, i) => detail.alarms.map((alarm) => make("article", { class: "alarm" },
+    make("h3", {}, alarm.name, make("span", {}, `${several ? `${names[i]}, ` : ""}from step ${alarm.step}`)), make("p", {}, alarm.message), make("p", { class: "knob" }, alarm.knob))));
+  $("alarms").replaceChildren(...(alarms.length ? alarms : [make("p", { class: "quiet" }, `No alarm in ${several ? "these runs" : "this run"}.`)]));
   const notes = details.flatMap((detail, i) => detail.notes.map((note) => ({ ...note, run: names[i] })));
   $("notes").replaceChildren(...(notes.length ? [make("h2", {}, "Notes"), make("div", { class: "notes" }, ...notes.map((note) => make("p", {}, make("small", {}, note.written.slice(0, 16).replace("T", " ")),
     make("button", { class: "linklike", type: "button", onclick: () => go({ runs: [note.run], kind: note.kind, step: note.step, group: note.group }) }, `${several ? `${note.run}, ` : ""}step ${note.step}`), ` ${note.text}`)))] : []));
+  $("remarks").replaceChildren(...new Set(details.flatMap((detail) => detail.remarks ?? [])));
   drawConfiguration(names, configurations, details);
+  drawPictures(names);
   await drawTimeline(names[0]);
+}
+
+function drawPictures(names) {
+  // Charts of responses. To make them, the server reads some whole files, so they are asked for.
+  if (state.pictured === names) return;
+  state.pictured = names;
+  const show = async () => {
+    try {
+      const found = await Promise.all(names.map((run) => ask("pictures", { run })));
+      const cards = found.flatMap((charts, i) => charts.map((chart) => pictureOf(names[i], chart)));
+      $("pictures").replaceChildren(...(cards.length ? [make("h2", {}, "Responses"), make("div", { class: "grid" }, ...cards.map((chart) => chart.card))] : window.snapshot ? [] : [make("p", { class: "quiet" }, "There are no charts of responses.")]));
+      for (const chart of cards) chart.draw();
+    } catch (error) { failed(error); }
+  };
+  if (window.snapshot) show();
+  else $("pictures").replaceChildren(make("button", { type: "button", onclick: show }, "charts of responses"));
+}
+
+function pictureOf(run, { title, help, axis, series }) {
+  const spec = { title: state.chosen.length > 1 ? `${run}: ${title}` : title, help, axis, section: "", main: false, stack: false, lines: [] };
+  const chart = new CurveChart(spec, (_, step) => { if (axis === "step") openNearest(run, step); });
+  chart.lines = series.map(({ label, mark, x, y }, colour) => ({ label, metric: label, run, right: false, colour, dots: mark === "dots", dash: mark === "dashes" ? DASHES[1] : [], x, y }));
+  return chart;
 }
 
 function drawConfiguration(names, { rows, texts }, details) {
@@ -382,7 +427,8 @@ function drawWhere(detail) {
       make("button", { type: "button", "aria-label": "Later", onclick: () => move(1) }, "›"), slider, make("span", { class: "quiet" }, make("kbd", {}, "←"), " ", make("kbd", {}, "→"), " steps  ", make("kbd", {}, "↑"), " ", make("kbd", {}, "↓"), " groups  ", make("kbd", {}, "esc"), " curves")),
     filterRow(),
     make("div", { class: "controls" }, make("label", {}, "tint", segmented(tints, view.tint, tint)), others.length ? make("label", {}, "beside", beside) : null,
-      place.kind === "eval" ? null : make("label", {}, "keep this step", make("button", { type: "button", onclick: () => keepRows("best") }, "SFT rows"), make("button", { type: "button", onclick: () => keepRows("pairs") }, "preference rows"))),
+      make("label", {}, "order", segmented([["sample", "sample"], ["reward", "reward"]], view.sort, (value) => { view.sort = value; drawWhere(detail); drawGroups(); drawGroup(); })),
+      window.snapshot || place.kind === "eval" ? null : make("label", {}, "keep this step", make("button", { type: "button", onclick: () => keepRows("best") }, "SFT rows"), make("button", { type: "button", onclick: () => keepRows("pairs") }, "preference rows"))),
     make("div", { class: "panes" }, make("div", { class: "prompts", role: "group", "aria-label": "Prompts" }), make("div", { class: "sides" })));
 }
 
@@ -439,9 +485,8 @@ async function drawGroup() {
   const found = await ask("group", { run: asked.run, kind: asked.kind, step: asked.step, group: asked.group, ...wanted });
   if (asked.group !== place.group || asked.step !== place.step || asked.run !== place.run) return;
   place.prompt = found.group.id;
-  const held = found.group.responses.map((response, i) => ({ ...response, ...found.extras[i] }));
   for (const [text, field] of [["log-prob", "logprobs"], ["mismatch", "mismatch"], ["entropy", "entropy"], ["value", "values"]])  // what the record holds
-    for (const button of document.querySelectorAll("#drill .segmented button")) if (button.textContent === text) button.disabled = !held.some((response) => response[field]);
+    for (const button of document.querySelectorAll("#drill .segmented button")) if (button.textContent === text) button.disabled = !found.group.responses.some((response) => response[field]);
   sides.classList.toggle("two", Boolean(asked.beside));
   sides.replaceChildren(sideOf(asked.run, asked, found));
   if (asked.beside && runs.has(asked.beside)) sides.append(await besideOf(asked, found.group.id));
@@ -467,17 +512,18 @@ async function allSightings(run, kind, prompt, progress = () => {}) {
 }
 
 function sideOf(run, at, found) {
-  const { group, extras, total } = found, responses = make("div", { class: "responses" }), over = make("div", {}), legend = make("p", { class: "meta" });
+  const { group, total } = found, responses = make("div", { class: "responses" }), over = make("div", {}), legend = make("p", { class: "meta" });
   const all = { values: [] };
   const add = (part) => {
-    const shown = part.group.responses.map((response, i) => ({ ...response, ...part.extras[i] }));
+    const worth = (response) => (typeof response.reward === "number" ? response.reward : -Infinity);
+    const shown = view.sort === "reward" ? part.group.responses.toSorted((a, b) => worth(b) - worth(a)) : part.group.responses;
     all.values.push(...shown);
     const most = (field, some) => some.flatMap((response) => response[field] ?? []).filter((one) => typeof one === "number").slice(0, 50_000).reduce((high, one) => Math.max(high, Math.abs(one)), 0);
     const scale = { advantage: advantageScale({ responses: all.values }), value: valueRange({ groups: [{ responses: all.values }] }), mismatch: Math.max(1e-6, most("mismatch", shown)), entropy: most("entropy", all.values) };
     legend.replaceChildren(...[tintKey(scale)].filter(Boolean));
     responses.append(...shown.map((response) => lazily(() => responseCard(response, scale))));
   };
-  add({ group, extras });
+  add({ group });
   const more = make("button", { type: "button", hidden: total <= all.values.length, onclick: async () => {
     try {
       add(await ask("group", { run, kind: at.kind, step: at.step, group: at.group, first: all.values.length, ...wanted }));
@@ -489,7 +535,7 @@ function sideOf(run, at, found) {
     event.preventDefault();
     try { await tell("note", { run, kind: at.kind, step: at.step, group: at.group, text: text.value }); text.value = ""; state.detail = null; $("live").textContent = "kept"; } catch (error) { failed(error); }
   } }, text, make("button", {}, "Keep"));
-  card.append(make("div", { class: "actions" }, make("button", { type: "button", onclick: () => overTraining(over, run, at, group.id) }, "over training"), note));
+  card.append(make("div", { class: "actions" }, make("button", { type: "button", onclick: () => overTraining(over, run, at, group.id) }, "over training"), window.snapshot ? null : note));
   return make("div", { class: "side" }, place.beside ? make("h3", {}, `${run}, step ${at.step}`) : null, over, card, legend, responses, more);
 }
 
@@ -544,4 +590,4 @@ $("key").addEventListener("submit", (event) => {
   start().then(follow);
 });
 addEventListener("hashchange", route);
-start().then(follow);
+start().then(() => window.snapshot || follow());

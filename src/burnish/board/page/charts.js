@@ -106,9 +106,15 @@ function barsPicture(bars) {
   return svg;
 }
 
+function side(columns) {
+  // Columns of points next to each other, by rising x. Two points may have the same x, which uPlot.join would merge.
+  const points = columns.flatMap(([xs, ys], k) => xs.map((x, i) => [x, k, ys[i]])).sort((a, b) => a[0] - b[0]);
+  return [points.map(([x]) => x), ...columns.map((_, k) => points.map(([, own, y]) => (own === k ? y : undefined)))];
+}
+
 class CurveChart {
   // One chart of the page. `onStep(run, step)` is called with the point that was clicked.
-  // Without `onZoom` it stands alone: by step, whatever the others show.
+  // Without `onZoom` it stands alone: by step or by its own axis, whatever the others show.
   constructor(spec, onStep, onZoom = null) {
     this.spec = spec; this.onStep = onStep; this.onZoom = onZoom; this.lines = []; this.bars = []; this.runs = [];
     this.legend = make("div", { class: "legend" });
@@ -137,7 +143,7 @@ class CurveChart {
     if (!this.lines.length) { this.legend.replaceChildren("nothing measured yet"); return; }
     const ordered = this.spec.stack ? [...this.lines].reverse() : this.lines;
     const columns = [], series = [{}], bands = [];
-    const add = (line, ys, options) => { columns.push([line.x, ys]); series.push({ scale: line.right ? "right" : "y", points: { show: line.x.length < 40 && !options.silent, size: 4 }, ...options }); return series.length - 1; };
+    const add = (line, ys, options) => { columns.push([line.x, ys]); series.push({ scale: line.right ? "right" : "y", points: { show: line.x.length < 40 && !options.silent, size: 4 }, ...(line.dots ? { paths: () => null } : {}), ...options }); return series.length - 1; };
     const smooth = drawing.smoothing > 0 && !this.spec.stack;
     for (const line of ordered) {
       const colour = paint(line.colour);
@@ -148,9 +154,9 @@ class CurveChart {
       }
       if (smooth) add(line, line.y, { stroke: `color-mix(in srgb, ${colour} 30%, transparent)`, width: 1, points: { show: false }, silent: true });
       line.at = add(line, smooth ? smoothed(line.y, drawing.smoothing) : line.y, { stroke: colour, width: this.spec.stack ? 1 : 1.8, dash: this.spec.stack ? [] : line.dash,
-        fill: this.spec.stack ? `color-mix(in srgb, ${colour} 72%, ${css("--card")})` : undefined, points: { show: !this.spec.stack && line.x.length < 40, size: 4, fill: colour } });
+        fill: this.spec.stack ? `color-mix(in srgb, ${colour} 72%, ${css("--card")})` : undefined, points: line.dots ? { show: true, size: 4, stroke: "transparent", fill: `color-mix(in srgb, ${colour} 40%, transparent)` } : { show: !this.spec.stack && line.x.length < 40, size: 4, fill: colour } });
     }
-    const data = uPlot.join(columns.map(([xs, ys]) => [xs, ys]));
+    const data = ordered.some((line) => line.dots) ? side(columns) : uPlot.join(columns);
     const hasRight = this.lines.some((line) => line.right);
     const positive = this.lines.every((line) => line.y.every((y) => y === null || y > 0));
     const axis = { stroke: css("--soft"), grid: { stroke: css("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", values: (u, values) => values.map((v) => (v === null ? "" : number(Number(v.toPrecision(6))))) };
@@ -164,7 +170,7 @@ class CurveChart {
       width: this.plot.clientWidth || 400, height: this.plot.clientHeight || 210, series: series.map((one) => ({ spanGaps: true, ...one })), bands, padding: [8, hasRight ? 4 : 14, 0, 0],
       legend: { show: false }, scales: { x: { time: false, range: (u, low, high) => (this.onZoom && drawing.zoom) || (low === high ? [low - 1, high + 1] : [low, high]) }, y: scale, right: { range: flatRange } },
       axes: [{ ...axis, grid: { show: false }, size: 28 }, { ...axis, size: 54 }, ...(hasRight ? [{ ...axis, scale: "right", side: 1, grid: { show: false }, size: 50 }] : [])],
-      cursor: { y: false, sync: { key: `burnish ${this.onZoom ? drawing.axis : "alone"}`, scales: ["x", null] }, drag: { x: this.onZoom !== null, y: false, setScale: false }, points: { size: 6 } },
+      cursor: { y: false, sync: { key: `burnish ${this.onZoom ? drawing.axis : `${this.spec.title} alone`}`, scales: ["x", null] }, drag: { x: this.onZoom !== null, y: false, setScale: false }, points: { size: 6 } },
       hooks: { setCursor: [(u) => this.tell(u.cursor.idx)], setSelect: [(u) => this.zoomTo(u)] },
     }, data, this.plot);
     if (this.onZoom) this.u.over.addEventListener("dblclick", () => { drawing.zoom = null; this.onZoom(); });
@@ -172,13 +178,15 @@ class CurveChart {
     this.tell(null);
   }
 
+  axis() { return this.onZoom ? AXES[drawing.axis] : this.spec.axis ?? "step"; }
+
   phases() {
     // Of all bars, by label, with their colours.
     return new Map(this.bars.flatMap(({ parts }) => parts.map((part) => [part.label, paint(part.colour)])));
   }
 
   drawBars() {
-    this.legend.replaceChildren(make("span", {}, "mean of the steps shown"), ...[...this.phases()].map(([label, colour]) => make("span", {}, make("i", { style: `background: ${colour}` }), label)));
+    this.legend.replaceChildren(make("span", {}, window.snapshot ? "mean of all steps" : "mean of the steps shown"), ...[...this.phases()].map(([label, colour]) => make("span", {}, make("i", { style: `background: ${colour}` }), label)));
     this.plot.append(barsPicture(this.bars));
   }
 
@@ -211,7 +219,7 @@ class CurveChart {
     };
     const x = index === null || index === undefined || !u ? "" : number(Number(u.data[0][index].toPrecision(6)));
     const named = this.lines.length > 1 || this.runs.length > 1 || this.lines[0]?.label.includes(" = ");
-    this.legend.replaceChildren(make("span", {}, AXES[drawing.axis], make("b", {}, x)), ...this.lines.map((line) => {
+    this.legend.replaceChildren(make("span", {}, this.axis(), make("b", {}, x)), ...this.lines.map((line) => {
       const value = at(line), key = make("i", {});
       key.style.background = line.dash.length ? `repeating-linear-gradient(90deg, ${paint(line.colour)} 0 3px, transparent 3px 5px)` : paint(line.colour);
       return make("span", {}, ...(named ? [key, line.label] : []), make("b", {}, value === null || value === undefined ? "" : number(value)));
@@ -221,7 +229,7 @@ class CurveChart {
   asCsv() {
     const text = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
     const means = this.bars.flatMap(({ run, parts }) => parts.map(({ metric, count, mean }) => [run, metric, count, Number(mean.toPrecision(7))]));
-    const rows = means.length ? [["run", "metric", "steps", "mean"], ...means] : [["run", "metric", AXES[drawing.axis], "value"], ...this.lines.flatMap((line) => line.x.map((x, i) => [line.run, line.metric, x, (line.raw ?? line.y)[i]]))];
+    const rows = means.length ? [["run", "metric", "steps", "mean"], ...means] : [["run", "metric", this.axis(), "value"], ...this.lines.flatMap((line) => line.x.map((x, i) => [line.run, line.metric, x, (line.raw ?? line.y)[i]]))];
     download(`${this.name()}.csv`, new Blob([rows.map((row) => row.map((cell) => text(String(cell ?? ""))).join(",")).join("\n") + "\n"], { type: "text/csv" }));
   }
 
@@ -266,7 +274,7 @@ class CurveChart {
       svg.append(draw("text", { x, y: Y(scale)(y) + 4, "text-anchor": anchor, fill: css("--soft") }, number(Number(y.toPrecision(6)))));
     }
     for (const x of ticks(x0, x1, 7)) svg.append(draw("text", { x: X(x), y: bottom + 18, "text-anchor": "middle", fill: css("--soft") }, number(Number(x.toPrecision(6)))));
-    svg.append(draw("text", { x: (left + right) / 2, y: 412, "text-anchor": "middle", fill: css("--soft") }, AXES[drawing.axis]));
+    svg.append(draw("text", { x: (left + right) / 2, y: 412, "text-anchor": "middle", fill: css("--soft") }, this.axis()));
     this.lines.forEach((line, i) => {
       const y = Y(line.right ? "right" : "y"), colour = paint(line.colour), path = (ys) => line.x.map((x, k) => (ys[k] === null || ys[k] === undefined ? null : `${X(x).toFixed(1)},${y(ys[k]).toFixed(1)}`)).filter(Boolean);
       const ys = drawing.smoothing > 0 && !this.spec.stack ? smoothed(line.y, drawing.smoothing) : line.y;

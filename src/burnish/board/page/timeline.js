@@ -18,10 +18,10 @@ function showTimeline(found) {
   const move = (step) => { period.step = step >= found.newest ? null : Math.max(1, step); drawTimeline(period.run); };
   const several = [["1", "1 step"], ["3", "3"], ["10", "10"]], count = (value) => { period.steps = Number(value); drawTimeline(period.run); };
   at.replaceChildren(make("h2", {}, state.chosen.length > 1 ? `Timeline of ${period.run}` : "Timeline"),
-    make("div", { class: "controls" }, make("button", { type: "button", "aria-label": "Earlier in the timeline", onclick: () => move(found.step - period.steps) }, "‹"),
+    make("div", { class: "controls" }, ...(window.snapshot ? [`up to step ${found.step}`] : [make("button", { type: "button", "aria-label": "Earlier in the timeline", onclick: () => move(found.step - period.steps) }, "‹"),
       make("label", {}, "up to step", make("input", { type: "number", min: 0, value: found.step, "aria-label": "Step of the timeline", onchange: (event) => move(Number(event.target.value)) })),
-      make("button", { type: "button", "aria-label": "Later in the timeline", onclick: () => move(found.step + period.steps) }, "›"), segmented(several, String(period.steps), count),
-      make("span", { class: "quiet" }, period.step === null ? "follows the run" : "")),
+      make("button", { type: "button", "aria-label": "Later in the timeline", onclick: () => move(found.step + period.steps) }, "›")]), segmented(several, String(period.steps), count),
+      window.snapshot ? null : make("span", { class: "quiet" }, period.step === null ? "follows the run" : "")),
     ...(found.lanes.length ? [make("div", { class: "lanes" }, lanesOf(found), legendOf(found.lanes)), sharesOf(found)] : [make("p", { class: "quiet" }, "Nothing is recorded of these steps.")]));
   if (focus?.includes("timeline")) [...at.querySelectorAll("[aria-label]")].find((node) => node.getAttribute("aria-label") === focus)?.focus();
 }

@@ -28,10 +28,22 @@ from burnish.outside.plugins import installed_version
 from burnish.planning.memory import bytes_in_words
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "peft")
-OPTIONAL = (
-    *("ray", "vllm", "starlette", "uvicorn", "mcp", "websockets", "reasoning-gym", "langdetect"),
-    *("jsonschema", "wandb", "mlflow-skinny", "trackio", "matplotlib", "textual"),
-)
+OPTIONAL = [
+    "ray",
+    "vllm",
+    "starlette",
+    "uvicorn",
+    "mcp",
+    "websockets",
+    "reasoning-gym",
+    "langdetect",
+    "jsonschema",
+    "wandb",
+    "mlflow-skinny",
+    "trackio",
+    "matplotlib",
+    "textual",
+]
 """Packages of the extras."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 TURN_OFF = (processor.WITHOUT, processor.TIMING, "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")

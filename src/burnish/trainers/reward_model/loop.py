@@ -15,6 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from burnish.algorithms.preference_losses import best_lead, best_of, bradley_terry, share_of_first
+from burnish.board.pictures import HISTOGRAM_FILE
 from burnish.checkpointing.store import Pending
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import Sources
@@ -36,7 +37,6 @@ from burnish.models.roles import Learner, ObjectiveValue
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
-from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, beginning, check_warmup, trained_on
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult

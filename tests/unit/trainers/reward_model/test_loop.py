@@ -14,6 +14,7 @@ from runs import preference_run, untimed_rows
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
+from burnish.board.report import write_report
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import ModelConfig
@@ -21,7 +22,6 @@ from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet
 from burnish.errors import BurnishError, ConfigError, DivergenceError
 from burnish.models.reward_model import load_reward_model
-from burnish.report.report import write_report
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import run_loop
 from burnish.trainers.reward_model.loop import RmRun, evaluated_comparisons, open_rm_run, train_reward_model

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from burnish.report.rollout_charts import MAX_DOTS, mean_by_value, value_charts
+from burnish.board.pictures import MAX_DOTS, mean_by_value, value_charts
 
 
 def record(folder: Path, step: int, *lines: dict[str, Any]) -> None:
@@ -26,10 +26,11 @@ def test_first_tokens_stand_apart_and_what_was_not_trained_on_is_left_out(tmp_pa
     record(tmp_path, 2, line([0.5, 1.0], [0.0, 0.25]), line([0.75], [1.0]), line([7.0], [7.0], kept=False))
     (tmp_path / "eval-000002.jsonl").write_text('{"token_values": [1.0]}\n')
     (chart,) = value_charts(tmp_path)
-    assert (chart["section"], chart["kind"], "step 2" in chart["help"]) == ("Critic", "scatter", True)
-    later, first, means = chart["series"]
+    assert (chart["axis"], "step 2" in chart["help"]) == ("value", True)
+    later, first, means, right = chart["series"]
     assert (first["x"], first["y"]) == ([0.5, 0.75], [0.0, 1.0])
     assert (later["x"], later["y"]) == ([1.0], [0.25])
+    assert (right["mark"], right["x"], right["y"]) == ("dashes", [0.5, 1.0], [0.5, 1.0])
     assert (means["mark"], means["x"], means["y"]) == ("line", [0.5, 0.75, 1.0], [0.0, 1.0, 0.25])
 
 

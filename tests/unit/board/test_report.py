@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from burnish.board.metric_charts import evenly, named_charts
+from burnish.board.report import run_names, write_comparison, write_report
+from burnish.board.samples import PageLimits, sample_rollouts
 from burnish.errors import DataError
 from burnish.observability.recorder import RolloutNote, RolloutRecorder
 from burnish.observability.sinks import build_sinks
-from burnish.report.charts import build_charts, evenly
-from burnish.report.report import run_names, write_comparison, write_report
-from burnish.report.samples import PageLimits, sample_rollouts
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 EVIL = "</script><script>alert(1)</script><!-- \u2028 & <b>"
@@ -44,8 +44,8 @@ def make_run(folder: Path, steps: int = 3, text: str = "q", **size: int) -> None
     sinks.close()
 
 
-def embedded(page: str, name: str) -> Any:
-    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)
+def embedded(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="snapshot">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return json.loads(found[1])
 
@@ -53,17 +53,20 @@ def embedded(page: str, name: str) -> Any:
 def test_the_page_holds_curves_configuration_alarms_and_rollouts(tmp_path: Path) -> None:
     make_run(tmp_path)
     (tmp_path / "config.yaml").write_text("seed: 17\n")
-    page = write_report(tmp_path).read_text()
-    charts = {chart["title"]: chart for chart in embedded(page, "chart-data")}
-    assert charts["Reward"]["series"] == [{"label": "mean", "x": [1, 2, 3], "y": [0.333333, 0.666667, 1.0]}]
-    assert charts["Time by phase"]["series"][0]["label"] == "generate"
-    assert charts["custom/one"]["section"] == "Further"
-    (files,) = embedded(page, "rollout-data")["files"]
-    assert [file["step"] for file in files] == [1, 2, 3]
-    response = files[0]["groups"][1]["responses"][1]
+    held = embedded(write_report(tmp_path).read_text())
+    (name,) = held["details"]
+    assert held["charts"]["charts"][0]["lines"][0]["metric"] == "reward/mean"
+    reward = held["lines"][name]["drawn"]["reward/mean"]
+    assert (reward["steps"], reward["y"]) == ([1, 2, 3], [0.3333333, 0.6666667, 1.0])
+    assert held["lines"][name]["places"] == {"1": [0.0, 0.0], "2": [0.0, 0.0], "3": [0.0, 0.0]}
+    assert {"metric": "custom/one", "value": 2.0} in held["charts"]["flat"]
+    (summary,) = held["runs"]["runs"]
+    assert summary["values"] == {"reward/mean": [1 / 3, 1.0]}
+    detail = held["details"][name]
+    assert (detail["steps"], detail["evals"], detail["alarms"], detail["remarks"]) == ([1, 2, 3], [], [], [])
+    response = detail["rollouts"][0]["groups"][1]["responses"][1]
     assert (response["reward"], response["advantage"], response["tokens"]) == (1.0, 0.5, ["q"] * 3)
-    assert "seed: 17" in page
-    assert "No alarm in this run" in page
+    assert "seed: 17" in held["configurations"]["texts"][name]
 
 
 def test_the_page_tells_no_secret_and_is_its_owners(tmp_path: Path) -> None:
@@ -88,8 +91,15 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
     page = write_report(tmp_path).read_text()
     assert "default-src 'none'" in page
     links = set(re.findall(r"https?://[^\s\"'<>]+", page))
-    assert links == {"http://www.w3.org/2000/svg"}  # a name of a kind of element, not an address that is asked
-    assert not re.search(r"<link|<img|<iframe|@import|src=", page)
+    # A name of a kind of element, and a comment: no address that is asked.
+    assert links == {"http://www.w3.org/2000/svg", "https://github.com/leeoniya/uPlot"}
+    assert not re.search(r"<link rel=.stylesheet|<img|<iframe|@import|<script src", page)
+
+
+def test_half_a_character_does_not_keep_the_page_from_being_written(tmp_path: Path) -> None:
+    make_run(tmp_path, text="\ud83d")
+    (detail,) = embedded(write_report(tmp_path).read_text(encoding="utf-8"))["details"].values()
+    assert detail["rollouts"][0]["groups"][0]["responses"][0]["tokens"] == ["\ud83d"] * 3
 
 
 def test_what_the_policy_writes_stays_text(tmp_path: Path) -> None:
@@ -97,8 +107,9 @@ def test_what_the_policy_writes_stays_text(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"name: '{EVIL}'\n")
     page = write_report(tmp_path).read_text()
     assert "alert(1)</script>" not in page
-    assert page.count("<script") == page.count("</script>") == 3
-    group = embedded(page, "rollout-data")["files"][0][0]["groups"][0]
+    assert page.count("<script") == page.count("</script>") == 7
+    (detail,) = embedded(page)["details"].values()
+    group = detail["rollouts"][0]["groups"][0]
     assert group["responses"][0]["tokens"][0] == EVIL
     assert group["answer"] == EVIL
 
@@ -109,10 +120,10 @@ def test_a_big_run_makes_a_bounded_page_that_says_so(tmp_path: Path) -> None:
     limits = PageLimits(steps=5, prompts_per_step=4, total_bytes=150_000)
     path = write_report(tmp_path, tmp_path / "page.html", limits=limits)
     page = path.read_text()
-    data = embedded(page, "rollout-data")
-    assert [file["step"] for file in data["files"][0]] == [1, 4, 7, 9, 12]
-    assert len(json.dumps(data)) <= 160_000
-    assert "5 of 12 recorded steps" in page
+    (detail,) = embedded(page)["details"].values()
+    assert [file["step"] for file in detail["rollouts"]] == detail["steps"] == [1, 4, 7, 9, 12]
+    assert len(json.dumps(detail["rollouts"])) <= 160_000
+    assert "5 of 12 recorded steps" in detail["remarks"][0]
 
 
 @pytest.mark.parametrize("budget", [100, 2_000, 20_000, 200_000])
@@ -138,27 +149,38 @@ def test_a_damaged_rollout_file_is_named(tmp_path: Path) -> None:
 
 def test_a_run_without_rollouts_has_a_page(tmp_path: Path) -> None:
     build_sinks([], tmp_path).write(1, {"train/loss": 2.0})
-    assert embedded(write_report(tmp_path).read_text(), "rollout-data")["files"] == [[]]
+    (detail,) = embedded(write_report(tmp_path).read_text())["details"].values()
+    assert detail["rollouts"] == []
 
 
-def test_long_curves_are_thinned_evenly_with_both_ends_and_all_that_stands_out() -> None:
+def test_long_curves_are_thinned_evenly_with_both_ends_and_all_that_stands_out(tmp_path: Path) -> None:
     rows = [{"step": step, "reward/mean": float(step % 7)} for step in range(5000)]
     rows[1234]["reward/mean"], rows[4321]["reward/mean"] = 99.0, -99.0
-    (chart,) = build_charts(rows)
-    xs, ys = chart["series"][0]["x"], chart["series"][0]["y"]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held = embedded(write_report(tmp_path).read_text())
+    (lines,), (detail,) = held["lines"].values(), held["details"].values()
+    xs, ys = lines["drawn"]["reward/mean"]["steps"], lines["drawn"]["reward/mean"]["y"]
     assert len(xs) <= 800
     assert (xs[0], xs[-1]) == (0, 4999)
-    assert list(xs) == sorted(set(xs))
+    assert list(xs) == sorted(set(xs)) == list(map(int, lines["places"]))
     assert (xs[ys.index(99.0)], xs[ys.index(-99.0)]) == (1234, 4321)
+    assert "800 of 5,000 steps" in detail["remarks"][0]
     assert evenly(range(5), 3) == [0, 2, 4]
     assert evenly(range(2), 3) == [0, 1]
     assert evenly(range(9), 1) == [8]
 
 
 def test_parts_and_domains_share_a_chart() -> None:
-    row = {"step": 1, "reward/part/math": 1.0, "reward/part/format": 0.5, "eval/domain/sums/accuracy": 0.25}
-    charts = {chart["title"]: [s["label"] for s in chart["series"]] for chart in build_charts([row])}
+    names = ["reward/part/format", "reward/part/math", "eval/domain/sums/accuracy"]
+    charts = {chart.title: [label for label, _ in chart.metrics] for chart in named_charts(names) if chart.metrics}
     assert charts == {"Reward by part": ["format", "math"], "Held-out accuracy by domain": ["sums"]}
+
+
+@pytest.mark.parametrize("line", ["{", '{"step": 3}\n{"step": 2}'])
+def test_damaged_metrics_are_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:[23] is (not a row|out of order)"):
+        write_report(tmp_path)
 
 
 RESOLVED = """model: {path: tiny, dtype: float32}
@@ -172,8 +194,8 @@ steps: 100
 def test_the_configuration_is_told_as_a_difference_from_defaults_and_preset(tmp_path: Path) -> None:
     make_run(tmp_path)
     (tmp_path / "config.yaml").write_text(RESOLVED % "0.01")
-    page = write_report(tmp_path).read_text()
-    rows = dict(re.findall(r"<tr><th>(.*?)</th><td>(.*?)</td>", page))
+    table = embedded(write_report(tmp_path).read_text())["configurations"]["rows"]
+    rows = {row["path"]: row["values"][0] for row in table}
     # steps: 100 and dtype are defaults, clip_high is the preset's
     assert rows == {
         "model.path": "tiny",
@@ -184,30 +206,30 @@ def test_the_configuration_is_told_as_a_difference_from_defaults_and_preset(tmp_
         "algorithm.preset": "dapo",
         "algorithm.entropy_coef": "0.01",
     }
-    assert '<td class="default">0.0</td>' in page
+    assert {row["path"]: row["default"] for row in table}["algorithm.entropy_coef"] == "0.0"
 
 
 @pytest.mark.parametrize("text", ["- 1\n", "a: [\n", "", "steps: 3\nsteps: 4\n"])
 def test_a_configuration_that_cannot_be_read_leaves_the_page_whole(tmp_path: Path, text: str) -> None:
     make_run(tmp_path)
     (tmp_path / "config.yaml").write_text(text)
-    assert "Resolved run file" in write_report(tmp_path).read_text() or not text
+    (shown,) = embedded(write_report(tmp_path).read_text())["configurations"]["texts"].values()
+    assert shown == text
 
 
 def test_several_runs_on_one_page(tmp_path: Path) -> None:
     for name, coef in (("a", "0.01"), ("b", "0.02")):
         make_run(tmp_path / name, steps=2)
         (tmp_path / name / "config.yaml").write_text(RESOLVED % coef)
-    page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text()
-    charts = {chart["title"]: chart for chart in embedded(page, "chart-data")}
-    lines = [(s["label"], s["run"], s["metric"], s["x"]) for s in charts["Reward"]["series"]]
-    assert lines == [("a: mean", 0, 0, [1, 2]), ("b: mean", 1, 0, [1, 2])]
-    assert "Time by phase" not in charts  # stacks cannot be laid over each other
-    data = embedded(page, "rollout-data")
-    assert data["runs"] == ["a", "b"]
-    assert [[file["step"] for file in files] for files in data["files"]] == [[1, 2], [1, 2]]
-    (marked,) = re.findall(r'<tr class="differs"><th>(.*?)</th><td>(.*?)</td><td>(.*?)</td>', page)
-    assert marked == ("algorithm.entropy_coef", "0.01", "0.02")
+    held = embedded(write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text())
+    assert [run["name"] for run in held["runs"]["runs"]] == ["a", "b"]
+    assert {name: lines["drawn"]["reward/mean"]["y"] for name, lines in held["lines"].items()} == {
+        "a": [0.5, 1.0],
+        "b": [0.5, 1.0],
+    }
+    assert {name: detail["steps"] for name, detail in held["details"].items()} == {"a": [1, 2], "b": [1, 2]}
+    (marked,) = [row for row in held["configurations"]["rows"] if row["differs"]]
+    assert (marked["path"], marked["values"]) == ("algorithm.entropy_coef", ["0.01", "0.02"])
 
 
 def test_runs_of_two_presets_show_the_values_that_they_had(tmp_path: Path) -> None:
@@ -217,11 +239,10 @@ def test_runs_of_two_presets_show_the_values_that_they_had(tmp_path: Path) -> No
         text = RESOLVED.replace("preset: dapo, clip_high: 0.28", f"preset: {preset}, clip_high: {clip}")
         (tmp_path / name / "config.yaml").write_text(text % "0.0")
     (tmp_path / "b" / "config.yaml").write_text((tmp_path / "b" / "config.yaml").read_text() + "seed: 7\n")
-    page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text()
-    marked = re.findall(r'<tr class="differs"><th>(.*?)</th><td>(.*?)</td><td>(.*?)</td>', page)
-    assert ("algorithm.clip_high", "0.2", "0.3") in marked
-    assert ("seed", "", "7") in marked
-    assert "by preset" in page
+    held = embedded(write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text())
+    rows = {row["path"]: (*row["values"], row["default"]) for row in held["configurations"]["rows"] if row["differs"]}
+    assert rows["algorithm.clip_high"] == ("0.2", "0.3", "by preset")
+    assert rows["seed"][:2] == ("", "7")
 
 
 def test_names_of_runs_tell_them_apart(tmp_path: Path) -> None:
@@ -229,32 +250,3 @@ def test_names_of_runs_tell_them_apart(tmp_path: Path) -> None:
     assert run_names([Path("/x/one"), Path("/y/one")]) == ["x/one", "y/one"]
     with pytest.raises(DataError, match="the same run is given twice"):
         run_names([tmp_path, tmp_path / "."])
-
-
-def test_the_seconds_of_a_phase_are_stacked_once() -> None:
-    row = {
-        "time/generate_seconds": 3.0,
-        "time/prefill_seconds": 1.0,
-        "time/decode_seconds": 2.0,
-        "time/update_seconds": 4.0,
-    }
-    charts = {chart["title"]: chart for chart in build_charts([{"step": 1, "time/step_seconds": 7.0, **row}])}
-    assert [s["label"] for s in charts["Time by phase"]["series"]] == ["generate", "update"]
-    assert [s["label"] for s in charts["Sampling"]["series"]] == ["prefill", "decode"]
-    engine = {"time/engine_start_seconds": 2.0, "time/wait_seconds": 1.0}
-    charts = {chart["title"]: chart for chart in build_charts([{"step": 1, **row, **engine}])}
-    assert [s["label"] for s in charts["Time by phase"]["series"]] == ["update", "wait"]
-    assert [s["label"] for s in charts["Sampling ahead"]["series"]] == ["generate"]
-    assert [s["label"] for s in charts["Starting and waking of vLLM"]["series"]] == ["start"]
-
-
-def test_layers_of_a_long_run_are_means_of_the_same_steps() -> None:
-    """Every tenth of 8,000 steps is evaluated."""
-    rows = [
-        {"step": step, "time/update_seconds": 2.0} | ({"time/evaluate_seconds": 5.0} if step % 10 == 0 else {})
-        for step in range(8000)
-    ]
-    charts = {chart["title"]: chart for chart in build_charts(rows)}
-    first, second = charts["Time by phase"]["series"]
-    assert first["x"] == second["x"]
-    assert {s["label"]: set(s["y"]) for s in (first, second)} == {"update": {2.0}, "evaluate": {0.5}}

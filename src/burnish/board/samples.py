@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, get_args
 
+from burnish.board.metric_charts import evenly
+from burnish.board.turns import ShownTurn, by_text, cut_turns, seconds_by_author, shortened, shown_turns, spoken
 from burnish.errors import DataError
 from burnish.observability.recorder import RecordedLine, each_rollout, num_sampled, recorded_files, sampled_mask
-from burnish.report.charts import evenly
-from burnish.report.turns import ShownTurn, by_text, cut_turns, seconds_by_author, shortened, shown_turns, spoken
 from burnish.types import Json
 
-TokenNumber = Literal["logprobs", "advantages", "values", "returns"]
+TokenNumber = Literal["logprobs", "advantages", "values", "returns", "mismatch", "entropy"]
 TOKEN_NUMBERS: tuple[TokenNumber, ...] = get_args(TokenNumber)
 """Fields of a response on the page that have one number per token."""
 
@@ -39,7 +39,9 @@ class ShownResponse(TypedDict):
     """A response on the page; numbers of its tokens where they were recorded.
 
     count: sampled tokens; `given`: tokens of tools and environments, in a response with `turns`. seen: the prompt with
-    its environment's additions, if it differs from the group's. seconds: of the turns of each author.
+    its environment's additions, if it differs from the group's. seconds: of the turns of each author. mismatch: the
+    trainer's log-probability less the sampler's; entropy: of the policy; versions: (first token, version of the
+    weights).
     """
 
     sample: int | str
@@ -58,6 +60,9 @@ class ShownResponse(TypedDict):
     advantages: NotRequired[Numbers]
     values: NotRequired[Numbers]
     returns: NotRequired[Numbers]
+    mismatch: NotRequired[Numbers]
+    entropy: NotRequired[Numbers]
+    versions: list[list[int]]
     given: NotRequired[int]
     turns: NotRequired[list[ShownTurn]]
     environment: NotRequired[float | str]
@@ -158,6 +163,7 @@ def _compact(line: RecordedLine) -> ShownResponse:
         "kept": line.get("kept"),
         "why": line.get("dropped_because", ""),
         "advantage": _short(line.get("advantage")),
+        "versions": line.get("versions") or [[0, line["policy_version"]]],
     }
     if line.get("turns"):
         _add_turns(entry, line)
@@ -194,6 +200,16 @@ def _add_numbers(entry: ShownResponse, line: RecordedLine) -> None:
         entry["values"] = of_tokens("token_values")
     if "token_returns" in line:
         entry["returns"] = of_tokens("token_returns")
+    if "token_entropy" in line:
+        entry["entropy"] = of_tokens("token_entropy")
+    if "old_logprobs" in line:
+        pairs = zip(line["old_logprobs"], line["rollout_logprobs"], sampled, strict=True)
+        entry["mismatch"] = [_gap(old, own) if mine else None for old, own, mine in pairs]
+
+
+def _gap(old: float | str, sampled: float | str) -> float | None:
+    """The trainer's log-probability less the sampler's; None if one of them was not finite, and recorded as text."""
+    return None if isinstance(old, str) or isinstance(sampled, str) else _short(old - sampled, 3)
 
 
 def _fit(groups: list[Group], limits: PageLimits, budget: int) -> list[Group]:

@@ -1,5 +1,5 @@
 "use strict";
-// What the report and the board have in common. Everything shown is inserted as text nodes, never as HTML.
+// Pieces of the page, and responses. Everything shown is inserted as text nodes, never as HTML.
 const SVG = "http://www.w3.org/2000/svg";
 const tooltip = document.getElementById("tooltip");
 
@@ -47,7 +47,7 @@ function showTooltip(event, ...content) {
 
 // ---- rollouts
 
-const view = { tint: "advantage" };
+const view = { tint: "advantage", sort: "sample" };
 
 function messageText(message) {
   // Everything in a turn: reasoning, content and tool calls.
@@ -259,18 +259,6 @@ function promptCard(group) {
   if (group.seen) card.append(seenNode(group.seen));
   card.append(make("p", { class: "meta" }, facts.filter(Boolean).join("  ·  ")));
   return card;
-}
-
-function meanReward(group) {
-  const rewards = group.responses.map((r) => r.reward).filter((r) => typeof r === "number");
-  return rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
-}
-
-function rewardDots(group, low, high) {
-  return make("span", { class: "dots" }, ...group.responses.slice(0, 16).map((r) => {
-    const share = typeof r.reward === "number" ? (high > low ? (r.reward - low) / (high - low) : 1) : 0;
-    return make("i", { style: `background: color-mix(in srgb, var(--accent) ${Math.round(100 * share)}%, var(--card))` });
-  }));
 }
 
 function segmented(choices, current, choose) {

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.algorithms.statistics import wilson_interval
+from burnish.board.metric_charts import evenly
 from burnish.config.preset_layer import preset_of
 from burnish.config.schema_run import RunConfig
 from burnish.config.secrets import masked
 from burnish.config.yaml_text import dump_yaml
 from burnish.observability.console import number_text, table_of
-from burnish.report.charts import evenly
 from burnish.types import Json
 
 _CURVE_ROWS = 12

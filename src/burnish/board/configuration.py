@@ -10,12 +10,12 @@ from typing import TypedDict
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from burnish.board.turns import as_text
 from burnish.config.kinds import find_kind
 from burnish.config.loading import kind_of_data
 from burnish.config.preset_layer import values_beneath
 from burnish.config.secrets import masked_yaml
 from burnish.config.yaml_text import parse_yaml
-from burnish.report.turns import as_text
 from burnish.types import Json
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")

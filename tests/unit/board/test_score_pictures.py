@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from burnish.report.rollout_charts import extreme_thirds, has_format, repetition, score_charts
+from burnish.board.pictures import extreme_thirds, has_format, repetition, score_charts
 
 
 def line(reward: float | None, response: str = "x", tokens: int = 1, greedy: bool = False) -> dict[str, Any]:

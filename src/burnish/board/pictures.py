@@ -1,5 +1,5 @@
-"""Charts from the recorded rollouts: traits of the responses with the highest and the lowest rewards, and the critic's
-values against the actual returns.
+"""Charts of recorded responses: traits of those with the highest and the lowest rewards, the critic's values against
+the actual returns, and the scores of a reward model.
 
 A policy that games its reward changes the form of rewarded responses before anyone reads them: longer or shorter,
 repetitive, with more markup. Each chart compares the third of a step's responses with the highest rewards to the third
@@ -8,15 +8,20 @@ with the lowest.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal, TypedDict
 
+from burnish.board.metric_charts import evenly
+from burnish.board.samples import reading_recorded
 from burnish.observability.recorder import RecordedLine, each_rollout, num_sampled, recorded_files, sampled_mask
-from burnish.report.charts import ChartData, Series, evenly
-from burnish.report.samples import reading_recorded
 
+HISTOGRAM_FILE = "score_histogram.json"
+"""Of a run of a reward model: counts of held-out scores between `edges`, of the `best` candidates and of the `others`,
+after `step`."""
 MAX_STEPS = 40
 MAX_DOTS = 1200
 PARTS = 10
@@ -24,6 +29,46 @@ _MARKS = re.compile(r"```|\*\*|\\boxed|^[ \t]*(?:#|[-*•] |\d+[.)] )|<\w+>", re
 
 Point = tuple[float, float]
 """The critic's value before a token, and the return from this token on."""
+StepMeans = tuple[int, Mapping[str, tuple[float, float]]]
+"""A step, and each measure's means of its best-paid and its worst-paid responses."""
+
+
+class Series(TypedDict):
+    """A line of a chart, or a cloud of dots, by rising x."""
+
+    label: str
+    mark: Literal["line", "dashes", "dots"]
+    x: list[float]
+    y: list[float]
+
+
+class ResponseChart(TypedDict):
+    """A chart that is not one of metrics; `axis` names its x axis."""
+
+    title: str
+    help: str
+    axis: str
+    series: list[Series]
+
+
+def response_charts(run_dir: Path, *, critic: bool) -> list[ResponseChart]:
+    """Make the charts that a run has recordings for; `critic`: it has values. DataError if a file of rollouts is
+    damaged."""
+    rollouts = run_dir / "rollouts"
+    values = value_charts(rollouts) if critic else []  # without a critic, files would be read in vain
+    return [*score_charts(rollouts), *values, *score_histogram(run_dir)]
+
+
+def score_histogram(run_dir: Path) -> list[ResponseChart]:
+    """Make the chart of a reward model's held-out scores; empty for other runs."""
+    file = run_dir / HISTOGRAM_FILE
+    if not file.exists():
+        return []
+    counts = json.loads(file.read_text(encoding="utf-8"))
+    middles = [float(f"{(low + high) / 2:.6g}") for low, high in pairwise(counts["edges"])]
+    series = [Series(label=name, mark="line", x=middles, y=counts[name]) for name in ("best", "others")]
+    remark = f"responses by score; evaluation after step {counts['step']}"
+    return [{"title": "Held-out scores", "help": remark, "axis": "score", "series": series}]
 
 
 def repetition(text: str) -> float:
@@ -51,9 +96,9 @@ MEASURES: Mapping[str, tuple[str, Callable[[RecordedLine], float]]] = {
 }
 
 
-def score_charts(folder: Path) -> list[ChartData]:
+def score_charts(folder: Path) -> list[ResponseChart]:
     """Make a chart for each measure over at most `MAX_STEPS` training steps; empty if rewards never differ."""
-    means: list[tuple[int, Mapping[str, tuple[float, float]]]] = []
+    means: list[StepMeans] = []
     for step, path in evenly([*recorded_files(folder).items()], MAX_STEPS):
         with reading_recorded(path):
             scored = [line for line in each_rollout(path) if not line["greedy"] and line["reward"] is not None]
@@ -80,17 +125,16 @@ def extreme_thirds(lines: Sequence[RecordedLine]) -> tuple[list[RecordedLine], l
     return best, worst
 
 
-def _score_chart(title: str, about: str, means: Sequence[tuple[int, Mapping[str, tuple[float, float]]]]) -> ChartData:
-    steps = [step for step, _ in means]
-
+def _score_chart(title: str, about: str, means: Sequence[StepMeans]) -> ResponseChart:
     def series(label: str, which: int) -> Series:
-        return {"label": label, "x": list(steps), "y": [measured[title][which] for _, measured in means]}
+        values = [measured[title][which] for _, measured in means]
+        return {"label": label, "mark": "line", "x": [step for step, _ in means], "y": values}
 
     thirds = [series("best-paid third", 0), series("worst-paid third", 1)]
-    return ChartData(section="Responses", title=title, help=about, kind="line", axis="step", series=thirds)
+    return {"title": title, "help": about, "axis": "step", "series": thirds}
 
 
-def value_charts(folder: Path) -> list[ChartData]:
+def value_charts(folder: Path) -> list[ResponseChart]:
     """The chart of the newest training step that recorded values and returns; empty if no step did."""
     for step, path in reversed(recorded_files(folder).items()):
         lines = [line for line in each_rollout(path) if line.get("kept") and "token_returns" in line]
@@ -108,15 +152,18 @@ def _points(line: RecordedLine) -> list[Point]:
     return [(v, r) for v, r, sampled in pairs if sampled and not isinstance(v, str) and not isinstance(r, str)]
 
 
-def _value_chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> ChartData:
-    series = [
+def _value_chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> ResponseChart:
+    drawn = [
         _value_series("later tokens", "dots", evenly(later, MAX_DOTS)),
         _value_series("first token", "dots", evenly(firsts, MAX_DOTS // 2)),
         _value_series("mean return", "line", mean_by_value([*firsts, *later])),
     ]
-    remark = f"tokens of step {step}; on the dashed line, the value was right"
-    drawn = [one for one in series if one["x"]]
-    return ChartData(section="Critic", title="Return by value", help=remark, kind="scatter", axis="value", series=drawn)
+    xs, ys = ([number for one in drawn for number in one[axis]] for axis in ("x", "y"))
+    low, high = max(min(xs), min(ys)), min(max(xs), max(ys))
+    right = [low, high] if low < high else []
+    drawn.append({"label": "where the value was right", "mark": "dashes", "x": right, "y": right})
+    remark = f"return from a token on, by the critic's value before it; tokens of step {step}"
+    return {"title": "Return by value", "help": remark, "axis": "value", "series": [one for one in drawn if one["x"]]}
 
 
 def mean_by_value(points: Sequence[Point]) -> list[Point]:
@@ -132,6 +179,6 @@ def mean_by_value(points: Sequence[Point]) -> list[Point]:
     return [(sum(v for v, _ in part) / len(part), sum(r for _, r in part) / len(part)) for part in parts]
 
 
-def _value_series(label: str, mark: str, points: Sequence[Point]) -> Series:
-    x, y = ([float(f"{point[i]:.5g}") for point in points] for i in (0, 1))
+def _value_series(label: str, mark: Literal["line", "dots"], points: Sequence[Point]) -> Series:
+    x, y = ([float(f"{point[axis]:.5g}") for point in sorted(points)] for axis in (0, 1))
     return {"label": label, "mark": mark, "x": x, "y": y}

@@ -11,13 +11,13 @@ from unittest.mock import Mock
 import pytest
 
 from burnish.agents.partner import ToolsAndEnvironment
+from burnish.board.metric_charts import named_charts
+from burnish.board.pictures import value_charts
+from burnish.board.report import write_report
+from burnish.board.samples import PageLimits, ShownResponse, sample_rollouts
+from burnish.board.turns import MOST_CHARACTERS
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutNote, RolloutRecorder, num_sampled, read_rollouts, sampled_mask
-from burnish.report.charts import build_charts, headline
-from burnish.report.report import write_report
-from burnish.report.rollout_charts import value_charts
-from burnish.report.samples import PageLimits, ShownResponse, sample_rollouts
-from burnish.report.turns import MOST_CHARACTERS
 from burnish.trainers.telemetry.groups import describe_conversations, describe_groups
 from burnish.types import (
     FinishReason,
@@ -150,7 +150,7 @@ def test_what_tools_say_stays_text(tmp_path: Path) -> None:
     record(tmp_path, talk(evil))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 1.0}\n')
     page = write_report(tmp_path).read_text()
-    assert page.count("<script") == page.count("</script>") == 3
+    assert page.count("<script") == page.count("</script>") == 7
     assert "alert(1)</script>" not in page
 
 
@@ -175,14 +175,9 @@ def test_every_metric_of_conversations_is_in_their_charts() -> None:
     metrics = MetricStore.of(
         [partner.take_metrics(), describe_conversations([talk()]), describe_conversations([talk()], "eval/")]
     ).row()
-    charts = build_charts([{"step": 1, "time/step_seconds": 2.0, "time/generate_seconds": 1.0, **metrics}])
     assert len(metrics) == 25
-    assert not [chart["title"] for chart in charts if chart["section"] == "Further"]
-    shown = [chart for chart in charts if chart["section"] == "Conversations"]
-    assert sum(len(chart["series"]) for chart in shown) == len(metrics)
-    (phases,) = [chart for chart in charts if chart["kind"] == "stack"]
-    assert [series["label"] for series in phases["series"]] == ["generate"]
-    assert {"label": "turns", "value": "2.00", "before": ""} in headline([{"step": 1, **metrics}])
+    shown = [chart for chart in named_charts(metrics) if chart.section == "Conversations"]
+    assert sorted(metric for chart in shown for _, metric in chart.metrics) == sorted(metrics)
 
 
 class FakeHost:
