@@ -112,14 +112,19 @@ def test_a_fork_that_could_not_begin_leaves_its_folder_to_the_next_one(
 
 
 @pytest.mark.slow
-def test_no_fork_of_another_kind_or_of_nothing(
+def test_a_fork_is_of_the_same_kind(
     tiny_sft: Callable[..., SftConfig],
     run_file: Callable[[RunConfig], str],
     tiny_run: Callable[..., RlConfig],
+    trace: Callable[[Path], Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["sft", run_file(tiny_sft("steps=2", f"output={tmp_path / 'sft'}"))]) == 0
+    text = run_file(tiny_sft("steps=4", "checkpoint.every_steps=2", f"output={tmp_path / 'sft'}"))
+    assert main(["sft", text]) == 0
+    assert main(["sft", text, "--fork", f"{tmp_path / 'sft'}@2", f"output={tmp_path / 'fork'}"]) == 0
+    ours, theirs = trace(tmp_path / "fork"), trace(tmp_path / "sft")
+    assert (ours.metrics, ours.state) == (theirs.metrics, theirs.state)
     file = run_file(tiny_run())
     for place, message in (
         (tmp_path / "sft", "which `burnish rl` cannot continue"),

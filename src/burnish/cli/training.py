@@ -44,23 +44,17 @@ def _trains(described: Callable[[], None]) -> Callable[..., None]:
         fresh: Fresh = False,
         accept_changes: AcceptChanges = False,
         verbose: Verbose = False,
+        fork: Fork = None,
     ) -> None:
-        train_from_file(
-            described.__name__, file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose
-        )
+        settings = {"fresh": fresh, "accept_changes": accept_changes, "verbose": verbose}
+        train_from_file(described.__name__, file, overrides or (), fork=fork, **settings)
 
     command.__doc__ = described.__doc__
     return command
 
 
-def rl(
-    file: RunFile,
-    overrides: Overrides = None,
-    fresh: Fresh = False,
-    accept_changes: AcceptChanges = False,
-    verbose: Verbose = False,
-    fork: Fork = None,
-) -> None:
+@_trains
+def rl() -> None:
     """Train a policy on its own rollouts: sample, score, update, repeat.
 
     The same command continues from the newest checkpoint in the output folder.
@@ -80,7 +74,6 @@ def rl(
     burnish rl run.yaml optimization.learning_rate=1e-5 rewards.0.weight=2
     burnish rl run.yaml --fork runs/first@300 output=runs/second seed=1
     """
-    train_from_file("rl", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose, fork=fork)
 
 
 @_trains
