@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -30,6 +30,7 @@ from burnish.machine.allocator import keep_freed_memory
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
+from burnish.models.reward_learner import RewardLearner
 from burnish.models.roles import Learner, Objective, Policy
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
@@ -44,6 +45,7 @@ from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction, Tokenizer
 
+LocalT = TypeVar("LocalT", LocalPolicy, RewardLearner)
 EVALUATION_ROWS = 64
 """Held-out examples scored at once."""
 RARE_END = 50
@@ -143,21 +145,25 @@ def open_policy(
 ) -> Iterator[OpenedModel[Policy]]:
     """The model of the run file, in this process. `build` has the arguments of `LocalPolicy`."""
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
+    build = partial(build, loaded, lora=config.model.lora, seed=config.seed, lanes=lanes)
+    with opened_with(build, config, loaded, paths, console) as opened:
+        yield opened
+
+
+@contextmanager
+def opened_with(
+    build: Callable[..., LocalT], config: RunConfig, loaded: LoadedModel, paths: FastPaths, console: Console
+) -> Iterator[OpenedModel[LocalT]]:
+    """A loaded model, in this process. `build` makes its learner of optimizer settings and `tokens_per_microbatch`."""
     keep_freed_memory(loaded.model.device.type)
     config = settle_microbatch(config, paths, loaded)
 
-    def learner(total_steps: int) -> Policy:
-        policy = build(
-            loaded,
-            OptimizerSettings.from_config(config.optimization, total_steps=total_steps),
-            tokens_per_microbatch=config.optimization.microbatch_tokens,
-            lora=config.model.lora,
-            seed=config.seed,
-            lanes=lanes,
-        )
+    def learner(total_steps: int) -> LocalT:
+        settings = OptimizerSettings.from_config(config.optimization, total_steps=total_steps)
+        built = build(settings, tokens_per_microbatch=config.optimization.microbatch_tokens)
         if "optimizer" in config.cluster.offload:
-            policy.rest_optimizer(Path(config.output))
-        return policy
+            built.rest_optimizer(Path(config.output))
+        return built
 
     with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):
         say(console, (*loaded.notes, *paths.lines(verbose=config.logging.verbose)))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,21 +28,18 @@ from burnish.errors import ConfigError, DataError, DivergenceError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.forward.matmul_choice import fast_float32
-from burnish.machine.allocator import keep_freed_memory
 from burnish.models.loading import LoadedModel
-from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_learner import ComparedScores, Comparison, PreferenceLearner, RewardLearner
 from burnish.models.reward_model import PromptResponse, Readout, new_reward_model
 from burnish.models.roles import Learner, ObjectiveValue
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, beginning, check_warmup, trained_on
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, check_measured, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
-from burnish.trainers.sft import unheard_end
+from burnish.trainers.sft import opened_with, unheard_end
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction, Tokenizer
 
@@ -168,25 +165,10 @@ def open_reward(
     model = new_reward_model(config.model, readout, seed=config.seed, head_init_std=config.head_init_std)
     if config.normalization.trainable:
         model.train_gain_and_bias()
-    loaded = model.loaded
-    keep_freed_memory(loaded.model.device.type)
-    config = settle_microbatch(config, paths, loaded)
-
-    def learner(total_steps: int) -> PreferenceLearner:
-        built = RewardLearner(
-            model,
-            OptimizerSettings.from_config(config.optimization, total_steps=total_steps),
-            tokens_per_microbatch=config.optimization.microbatch_tokens,
-            gradient_checkpointing=config.model.gradient_checkpointing,
-            lanes=lanes,
-        )
-        if "optimizer" in config.cluster.offload:
-            built.rest_optimizer(Path(config.output))
-        return built
-
-    with fast_float32(loaded.model, paths=paths):
-        say(console, (*loaded.notes, *paths.lines(verbose=config.logging.verbose)))
-        yield OpenedModel(loaded, learner)
+    checkpointing = config.model.gradient_checkpointing
+    build = partial(RewardLearner, model, gradient_checkpointing=checkpointing, lanes=lanes)
+    with opened_with(build, config, model.loaded, paths, console) as opened:
+        yield opened
 
 
 def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
