@@ -235,7 +235,7 @@ def opened(request: Any, tmp_path: Path) -> Iterator[Opened]:
     mine.signal(signal.SIGKILL, *mine.started, *mine.holders)
 
 
-@pytest.mark.matrix_cases("role at work-*")
+@pytest.mark.matrix_cases("role at work-*", "confined *")
 @pytest.mark.parametrize(("name", "event"), CASES)
 def test_nothing_is_left_of_a_family(name: str, event: str, opened: Opened) -> None:
     program = opened.program

@@ -88,9 +88,8 @@ def test_with_advantages_shuffled_between_samples_nothing_is_learned(
     assert curve[-1] < 0.65
 
 
-@pytest.mark.parametrize(
-    ("kind", "learning_rate"), [("separate", 1e-3), pytest.param("shared", 3e-3, marks=pytest.mark.matrix)]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize(("kind", "learning_rate"), [("separate", 1e-3), ("shared", 3e-3)])
 def test_ppo_reaches_critic_free_accuracy(
     finished: DemoFolder, tmp_path: Path, kind: str, learning_rate: float
 ) -> None:

@@ -79,7 +79,7 @@ def test_custom_reward_run(custom_task: list[str], tmp_path: Path) -> None:
     assert {f"reward/part/{name}" for name in weights} | {"reward/part/details/length"} <= last.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_custom_reward_learns(custom_task: list[str], tmp_path: Path) -> None:
     assert main(["rl", CUSTOM, *custom_task]) == 0
     measured = rows_of(tmp_path / "run")

@@ -468,7 +468,6 @@ def peers(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_too_few_steps_are_refused() -> None:
     assert "2 is fewer than 3" in peers("--steps", "2").stderr
-    assert "0 is fewer than 1" in peers("--warmup", "0").stderr
 
 
 @pytest.mark.slow

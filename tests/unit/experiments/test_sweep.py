@@ -158,7 +158,7 @@ def test_values_for_other_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_real_sweep_is_finished_skipped_and_compared(tmp_path: Path) -> None:
-    """Two algorithms with two seeds on the demo's task, through the command line and from Python."""
+    """Two algorithms on the demo's task, through the command line and from Python."""
     from burnish.demo import problem_rows, split_problems, write_model
 
     write_model(tmp_path / "model", seed=0)
@@ -179,17 +179,17 @@ def test_a_real_sweep_is_finished_skipped_and_compared(tmp_path: Path) -> None:
     }
     file = tmp_path / "run.yaml"
     file.write_text(json.dumps(fields))
-    words = ["sweep", str(file), "algorithm=grpo,rloo", "seed=0..1", "--jobs", "2"]
+    words = ["sweep", str(file), "algorithm=grpo,rloo", "--jobs", "2"]
     first, second = (CliRunner().invoke(build_app(), words, catch_exceptions=False) for _ in range(2))
     assert first.exit_code == 0, first.output
-    assert "4 of 4 runs are finished" in first.output
-    assert "4 runs, 4 of them finished already" in second.output
-    runs = burnish.sweep(fields, {"algorithm": ["grpo", "rloo"], "seed": range(2)}, quiet=True)
-    assert states(runs) == ["skipped"] * 4
+    assert "2 of 2 runs are finished" in first.output
+    assert "2 runs, 2 of them finished already" in second.output
+    runs = burnish.sweep(fields, {"algorithm": ["grpo", "rloo"]}, quiet=True)
+    assert states(runs) == ["skipped"] * 2
     with sweeping._as_file({"model": burnish.load_run(runs[0].folder), "output": tmp_path / "next"}) as named:
         assert Path(named).read_text() == f"model: {runs[0].folder}\noutput: {tmp_path}/next\n"
     results = burnish.table([tmp_path / "sweep"])
-    assert [(group.label, len(group.runs)) for group in results.groups] == [("grpo", 2), ("rloo", 2)]
+    assert [(group.label, len(group.runs)) for group in results.groups] == [("grpo", 1), ("rloo", 1)]
     bad = CliRunner().invoke(build_app(), ["sweep", str(file), f"data.train={tmp_path}/none.jsonl", "seed=5,6"])
     assert bad.exit_code == 1
     assert "2 failed" in bad.output

@@ -296,12 +296,12 @@ def test_same_output(expected: str, found: str, same: bool) -> None:
 @pytest.mark.matrix_cases("landlock")
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the confined tiers need Linux")
-def test_four_hundred_programs_of_which_forty_hang(sandbox: Sandbox) -> None:
+def test_a_hundred_programs_of_which_ten_hang(sandbox: Sandbox) -> None:
     limits = Limits(seconds=0.5, processor_seconds=1.0)
     with leaving_nothing(), Sandbox(sandbox.tier, processes=2, limits=limits) as one:
-        jobs = [FunctionTests("while True: pass" if n % 10 == 0 else "x = 1", "f", cases((1, 1))) for n in range(400)]
+        jobs = [FunctionTests("while True: pass" if n % 10 == 0 else "x = 1", "f", cases((1, 1))) for n in range(100)]
         verdicts = run_all(one, jobs)
-    assert sum(verdict.status == "timed_out" for verdict in verdicts) >= 40
+    assert sum(verdict.status == "timed_out" for verdict in verdicts) >= 10
     assert all(verdict.passed == 0 for verdict in verdicts)
 
 
