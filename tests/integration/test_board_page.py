@@ -19,7 +19,7 @@ from board_runs import line, write_rows, write_step
 from watching import wait_for
 
 from burnish.board.answers import Board, add_note
-from burnish.board.report import write_comparison, write_report
+from burnish.board.report import write_report
 from burnish.board.runs import Runs
 from burnish.board.server import application
 from burnish.outside.listening import UVICORN, listening, url_of
@@ -188,8 +188,8 @@ def test_turns_have_their_times_and_tokens_their_entropy(page: Any, url: str) ->
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_on_board_and_report(browser: Any, url: str, runs: Path, tmp_path: Path, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
-    both = [runs / "first", runs / "second"]
-    reports = write_report(runs / "talk", tmp_path / "one.html"), write_comparison(both, tmp_path / "two.html")
+    two = write_report(runs / "first", runs / "second", out=tmp_path / "two.html")
+    reports = write_report(runs / "talk", out=tmp_path / "one.html"), two
     page = browser.new_page(color_scheme=scheme)
     for address, drawn in (
         (f"{url}/#run=first&run=second", ".chart canvas"),
@@ -207,7 +207,7 @@ def test_axe_finds_nothing_on_board_and_report(browser: Any, url: str, runs: Pat
 
 def test_a_report_is_the_same_page_without_a_server(page: Any, runs: Path, tmp_path: Path) -> None:
     """Curves on another axis, filters, keys, the same prompt in two runs and over training, all from the file."""
-    page.goto(write_comparison([runs / "first", runs / "second"], tmp_path / "two.html").as_uri())
+    page.goto(write_report(runs / "first", runs / "second", out=tmp_path / "two.html").as_uri())
     page.wait_for_selector(".bars rect")
     assert page.locator(".bars text").all_text_contents() == ["first", "9 s", "second", "14 s"]
     assert page.locator("#runs input:checked").count() == 2
@@ -229,7 +229,7 @@ def test_a_report_is_the_same_page_without_a_server(page: Any, runs: Path, tmp_p
 
 
 def test_no_text_of_a_run_becomes_markup_in_a_report(page: Any, runs: Path, tmp_path: Path) -> None:
-    page.goto(write_report(runs / MARKED, tmp_path / "evil.html").as_uri())
+    page.goto(write_report(runs / MARKED, out=tmp_path / "evil.html").as_uri())
     page.wait_for_selector("#notes p")
     page.locator("#notes button").first.click()
     page.wait_for_selector("#drill .prompt:has-text('onerror')")

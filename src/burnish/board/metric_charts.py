@@ -1,4 +1,4 @@
-"""Which metrics share a chart: tables of charts, and of families of metrics."""
+"""Tables of the charts that several metrics share, and of families of metrics that share one."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ import html
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -33,20 +34,22 @@ _POLICY = (
 )
 
 
-def write_report(run_dir: Path, out: Path | None = None, *, limits: PageLimits | None = None) -> Path:
-    """Write the page (default: `report.html` in the run folder) and return its path.
+def write_report(*run_dirs: Path, out: Path | None = None, limits: PageLimits | None = None) -> Path:
+    """Write the page and return its path (default: `report.html` in the folder of a single run, else `comparison.html`
+    next to that of the first).
 
-    `limits` bounds the size of the page. If there are more steps or prompts, they are sampled evenly, and the page says
-    so. Raises DataError if the folder is not a run's, and BurnishError if the page cannot be written.
+    `limits` bounds the size of the page, of all runs together. If there are more steps or prompts, they are sampled
+    evenly, and the page says so. Raises DataError if a folder is not a run's, and BurnishError if the page cannot be
+    written.
     """
-    path = out if out is not None else run_dir / "report.html"
-    return _write(path, {run_dir.resolve().name: run_dir}, limits or PageLimits())
-
-
-def write_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
-    """Write one page with the curves of several runs overlaid, and return its path. Raises like `write_report`."""
-    share = PageLimits(total_bytes=PageLimits().total_bytes // len(run_dirs))
-    return _write(out, dict(zip(run_names(run_dirs), run_dirs, strict=True)), share)
+    first, limits = run_dirs[0], limits or PageLimits()
+    path = out or (first / "report.html" if len(run_dirs) == 1 else first.parent / "comparison.html")
+    runs = {name: _read_run(name, folder) for name, folder in zip(run_names(run_dirs), run_dirs, strict=True)}
+    share = replace(limits, total_bytes=limits.total_bytes // len(runs))
+    page = _page(" · ".join(runs), _snapshot(Board(Runs((), runs)), share))
+    with writing(path):
+        write_text_atomically(path, page)
+    return path
 
 
 def run_names(run_dirs: Sequence[Path]) -> list[str]:
@@ -56,15 +59,8 @@ def run_names(run_dirs: Sequence[Path]) -> list[str]:
         names = ["/".join(own[-count:]) for own in parts]
         if len(set(names)) == len(names):
             return names
-    raise DataError("the same run is given twice", remedy="give each run once")
-
-
-def _write(path: Path, folders: Mapping[str, Path], limits: PageLimits) -> Path:
-    runs = {name: _read_run(name, folder) for name, folder in folders.items()}
-    page = _page(" · ".join(runs), _snapshot(Board(Runs((), runs)), limits))
-    with writing(path):
-        write_text_atomically(path, page)
-    return path
+    twice = max(run_dirs, key=lambda folder: parts.count(folder.resolve().parts))
+    raise DataError(f"the same run is given twice: {twice}", remedy="give each run once")
 
 
 def _read_run(name: str, folder: Path) -> WatchedRun:
@@ -120,10 +116,7 @@ def _details(board: Board, run: WatchedRun, limits: PageLimits) -> dict[str, obj
 def _thinned(rows: int) -> str:
     if rows <= MAX_POINTS:
         return ""
-    return (
-        f"Curves show at most {MAX_POINTS} of {rows:,} steps, including their extremes, over which they are smoothed, "
-        f"too; {METRICS_FILE} has all."
-    )
+    return f"Curves show and smooth at most {MAX_POINTS} of {rows:,} steps, with extremes; {METRICS_FILE} has all."
 
 
 def _page(title: str, data: object) -> str:

@@ -40,8 +40,5 @@ def write_report(runs: Runs, out: Out = None) -> None:
             raise BurnishError(f"run folder {str(folder)!r} {problem}", remedy="give the `output` of a run file")
     named = ", ".join(map(str, folders))
     with reading(f"run folder {named}: writing its report", remedy="fix or remove the damaged file"):
-        if len(folders) == 1:
-            page = report.write_report(folders[0], None if out is None else Path(out))
-        else:
-            page = report.write_comparison(folders, Path(out) if out else folders[0].parent / "comparison.html")
+        page = report.write_report(*folders, out=None if out is None else Path(out))
     Console().print(f"report  {page}", markup=False, highlight=False, soft_wrap=True)

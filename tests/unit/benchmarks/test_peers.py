@@ -466,12 +466,8 @@ def peers(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_too_few_steps_are_refused() -> None:
+def test_too_few_steps_are_refused_and_quick_figures_do_not_become_results() -> None:
     assert "2 is fewer than 3" in peers("--steps", "2").stderr
-
-
-@pytest.mark.slow
-def test_quick_figures_do_not_become_results() -> None:
     assert "it writes nothing into" in peers("--quick", "--output", str(PEERS.parent / "results" / "peers")).stderr
 
 
