@@ -132,11 +132,11 @@ class Run:
         """Return the rollouts of a step (None: the last one), or of its evaluation. DataError for a step without
         rollouts, which names the steps that have some."""
         files = recorded_files(self.output / "rollouts", evaluation=evaluation)
-        if not files or (step is not None and step not in files):
+        if not files or (step is not None and (type(step) is not int or step not in files)):
             steps = ", ".join(map(str, files)) or "none"
             raise DataError(
                 f"{self.output} has no {'evaluation ' if evaluation else ''}rollouts"
-                + (f" of step {step}" if step is not None else ""),
+                + (f" of step {step!r}" if step is not None else ""),
                 remedy=f"steps with rollouts: {steps} (logging.record_rollouts writes them)",
             )
         return recorded(files[max(files) if step is None else step])

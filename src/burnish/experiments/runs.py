@@ -70,7 +70,8 @@ def read_runs(folders: Sequence[Path], notes: list[str]) -> list[RecordedRun]:
         else:
             notes.append(f"{folder} is left out: it is not a run")
     if not chosen:
-        raise DataError("none of these is the folder of a run", remedy="give folders with a config.yaml: runs/*")
+        named = ", ".join(map(str, folders))
+        raise DataError(f"no folder of a run among {named}", remedy="give folders with a config.yaml: runs/*")
     return [_read(folder, name) for folder, name in zip(chosen, run_names(chosen), strict=True)]
 
 

@@ -163,9 +163,7 @@ def test_long_curves_are_thinned_evenly_with_both_ends_and_all_that_stands_out(t
     assert list(xs) == sorted(set(xs)) == list(map(int, lines["places"]))
     assert (xs[ys.index(99.0)], xs[ys.index(-99.0)]) == (1234, 4321)
     assert "800 of 5,000 steps" in detail["remarks"][0]
-    assert evenly(range(5), 3) == [0, 2, 4]
-    assert evenly(range(2), 3) == [0, 1]
-    assert evenly(range(9), 1) == [8]
+    assert (evenly(range(5), 3), evenly(range(2), 3), evenly(range(9), 1)) == ([0, 2, 4], [0, 1], [8])
 
 
 def test_parts_and_domains_share_a_chart() -> None:

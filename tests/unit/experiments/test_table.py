@@ -131,7 +131,7 @@ def test_a_folder_of_runs_stands_for_them_and_others_are_left_out(two_by_three: 
     assert [len(group.runs) for group in found.groups] == [3, 3]
     assert str(table(tmp_path / "runs")) == str(table([tmp_path / "runs"]))
     assert found.notes == (f"{tmp_path / 'absent'} is left out: it is not a run",)
-    with pytest.raises(DataError, match="none of these is the folder of a run"):
+    with pytest.raises(DataError, match=f"no folder of a run among {tmp_path}"):
         table([tmp_path / "absent"])
     with pytest.raises(ConfigError, match=r"cannot be written as 'markdwn'\n.*did you mean 'markdown'"):
         found.written("markdwn")
