@@ -19,31 +19,33 @@ from PIL import Image
 
 import burnish
 
-WIDTH, HEIGHT = 960, 404  # CSS pixels; wide enough for two columns of responses
+WIDTH, HEIGHT = 1010, 424  # CSS pixels; wide enough for two columns of responses
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
-# Runs after the page's own script, with its variables. Responses are hidden, not taken out: means stay those of all.
+# Runs after the page's own scripts, with their variables. Responses are hidden, not taken out: means stay those of all.
 SCRIPT = """
-const shown = recorded.files[0].filter((file) => file.kind === "step" && file.step === STEP);
+const [run] = Object.keys(held.details);
+const file = held.details[run].rollouts.find((one) => one.kind === "step" && one.step === STEP);
 const text = (response) => response.tokens.join("");
 const variety = (group) => new Set(group.responses.map(text)).size;
-const balance = (group) => -Math.abs(meanReward(group) - 0.5);
-const order = (a, b) => variety(b) - variety(a) || balance(b) - balance(a);
-const best = [...shown[0].groups].sort(order)[0];
-shown[0].groups = [best, ...shown[0].groups.filter((group) => group !== best)];
-view.tint = "logprob";
-buildBrowser(recorded.runs, [shown]);
-
+const right = (group) => group.responses.filter((response) => response.reward === 1).length / group.responses.length;
+const order = (a, b) => variety(b) - variety(a) || Math.abs(right(a) - 0.5) - Math.abs(right(b) - 0.5);
+file.groups.sort(order);
+const [best] = file.groups;
 const firsts = best.responses.filter((r, i, all) => all.findIndex((other) => text(other) === text(r)) === i);
-const four = [...new Set([...firsts, ...best.responses])].slice(0, 4);
-document.querySelectorAll(".response").forEach((card, i) => { card.hidden = !four.includes(best.responses[i]); });
-const around = document.querySelectorAll(".top, main > :not(#rollouts), #rollouts > h2, #rollouts > .quiet");
-around.forEach((part) => part.remove());
-document.querySelector("#browser > .controls").remove();  // the filters
-document.querySelector("#browser .controls").lastChild.remove();  // the order of the responses
-document.querySelector("main").style.padding = "16px 24px 0";
+best.responses = [...new Set([...firsts, ...best.responses])];
+view.tint = "logprob";
 document.documentElement.dataset.theme = "light";
-document.documentElement.style.overflow = "hidden";
+location.hash = new URLSearchParams({ run, kind: "step", step: STEP, group: 0 });
+setTimeout(() => {
+  document.querySelectorAll("header.top, .where, .filters, .actions").forEach((part) => part.remove());
+  document.querySelector("#drill .controls").lastChild.remove();  // the order of the responses
+  document.querySelectorAll(".response").forEach((card, i) => { card.hidden = i > 3; });
+  document.querySelector(".prompts").style.cssText = "max-height: 338px; position: static";
+  document.querySelector("main").style.padding = "16px 24px 0";
+  document.documentElement.style.overflow = "hidden";
+  scrollTo(0, 0);
+}, 1500);
 """
 
 
@@ -72,7 +74,8 @@ def photograph(browser: str, page: Path, picture: Path) -> None:
     """Two pixels for each of CSS. The page is ours and loads nothing, so it needs no sandbox."""
     size = [f"--window-size={WIDTH},{HEIGHT}", "--force-device-scale-factor=2", "--hide-scrollbars"]
     quiet = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'browser'}"]
-    command = [browser, *quiet, *size, f"--screenshot={picture.resolve()}", page.resolve().as_uri()]
+    kept = ["--virtual-time-budget=5000", f"--screenshot={picture.resolve()}"]
+    command = [browser, *quiet, *size, *kept, page.resolve().as_uri()]
     subprocess.run(command, check=True, timeout=180, stderr=subprocess.DEVNULL)
 
 
