@@ -230,6 +230,7 @@ def test_a_report_is_the_same_page_without_a_server(page: Any, runs: Path, tmp_p
 
 def test_no_text_of_a_run_becomes_markup_in_a_report(page: Any, runs: Path, tmp_path: Path) -> None:
     page.goto(write_report(runs / MARKED, out=tmp_path / "evil.html").as_uri())
+    page.wait_for_selector("#tiles .tile:has-text('from 1')")
     page.wait_for_selector("#notes p")
     page.locator("#notes button").first.click()
     page.wait_for_selector("#drill .prompt:has-text('onerror')")
