@@ -106,6 +106,7 @@ def test_ppo_reaches_critic_free_accuracy(
     assert abs(rows[-1]["critic/value_mean"] - rows[-1]["critic/return_mean"]) < 0.2
 
 
+@pytest.mark.matrix
 def test_the_critic_explains_a_policy_that_sits_still(finished: DemoFolder, tmp_path: Path) -> None:
     """Whether there is a carry to forget can be read off the prompt: 0.6 of the returns of the untrained policy can be
     explained, and the critic does so before the policy is let go."""

@@ -73,6 +73,7 @@ def test_the_seed_decides_a_run(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix_cases("cispo", "gspo", "gmpo", "kl_cov")  # which differ from grpo by pure functions
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_the_seed_decides_a_run_of_every_preset(
     tiny_run: Callable[..., RlConfig],

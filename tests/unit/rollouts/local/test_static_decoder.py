@@ -120,7 +120,7 @@ def test_tokens_are_those_of_the_models_own_pass(
 
 
 @pytest.mark.slow
-@pytest.mark.matrix_cases("*-3-fused", "*-64-masked", "*-64-flash")
+@pytest.mark.matrix_cases("*-3-fused", "*-64-masked", "*-64-flash", "mistral-3-*", "qwen2-3-*", "gpt2-3-masked")
 @pytest.mark.parametrize("attention", ["fused", "masked", "flash"])
 @pytest.mark.parametrize("rows", [3, 64])
 def test_every_family_and_number_of_rows(
