@@ -14,11 +14,12 @@ from burnish.api.pictures import run_html
 from burnish.api.policy import Policy
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.checkpointing.chaining import Chosen, find_checkpoint
-from burnish.checkpointing.run import RunDirectory
+from burnish.checkpointing.run import RunDirectory, changed_fields
 from burnish.checkpointing.sources import split_choice, with_inputs_moved
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.kinds import find_kind
 from burnish.config.loading import LoadedConfig, kind_of_data, load_run_data
+from burnish.config.schema_rm import ComparedFields
 from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.config.yaml_text import parse_value
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
@@ -187,20 +188,24 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     the folder is now.
 
     Overrides that name held-out comparisons replace the part that `held_out_fraction` held out, and one that names a
-    preset replaces what the run's own preset had set in `algorithm`.
+    preset replaces what the run's own preset had set in `algorithm`. ConfigError for one that would split the run's
+    comparisons in another way.
     """
     run = RunDirectory(folder)
     if not run.begun():
         raise no_run(folder)
-    data = run.read_config()
-    data = with_inputs_moved(data, folder) | {"output": str(folder)}
+    data = with_inputs_moved(run.read_config(), folder) | {"output": str(folder)}
     kind = kind_of_data(data)
 
-    def is_set(section: str, field: str) -> bool:
-        return any(_sets(override, section, field) for override in overrides)
-
-    find_kind(kind).section.give_way(data, is_set)
-    return load_run_data(data, overrides, kind, source=str(run.config_file))
+    find_kind(kind).section.give_way(data, lambda section, name: any(_sets(one, section, name) for one in overrides))
+    loaded = load_run_data(data, overrides, kind, source=str(run.config_file))
+    splits = isinstance(loaded.config, ComparedFields) and loaded.config.held_out_fraction
+    for change in changed_fields(data, loaded.config) if splits else ():
+        if change.field.startswith(("held_out_fraction", "seed", "data.train")):
+            raise ConfigError(
+                f"{change}: it was trained on some of what would be held out", remedy="name other data in data.eval"
+            )
+    return loaded
 
 
 def with_saved_tokenizer(config: ConfigT, overrides: Sequence[str] = ()) -> ConfigT:

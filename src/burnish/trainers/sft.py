@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction, Tokenizer
 
+OpenedPolicy = AbstractContextManager[OpenedModel[Policy]]
 LocalT = TypeVar("LocalT", LocalPolicy, RewardLearner)
 EVALUATION_ROWS = 64
 """Held-out examples scored at once."""
@@ -129,25 +130,21 @@ class SftRun(Training):
         return held_out_loss(self.score, examples, pad_token_id=self.loaded.pad_token_id)
 
 
-@contextmanager
-def open_tuned(config: SftConfig, paths: FastPaths, console: Console, lanes: Lanes) -> Iterator[OpenedModel[Policy]]:
+def open_tuned(config: SftConfig, paths: FastPaths, console: Console, lanes: Lanes) -> OpenedPolicy:
     """The model of a supervised run, in this process: a policy, with noise on its embeddings if the run file asks."""
     build: Callable[..., LocalPolicy] = LocalPolicy
     if config.neftune_alpha is not None:
         build = partial(LocalPolicy, runner=partial(NoisyTrunkRunner, alpha=config.neftune_alpha))
-    with open_policy(config, paths, console, lanes, build) as opened:
-        yield opened
+    return open_policy(config, paths, console, lanes, build)
 
 
-@contextmanager
 def open_policy(
     config: RunConfig, paths: FastPaths, console: Console, lanes: Lanes, build: Callable[..., LocalPolicy] = LocalPolicy
-) -> Iterator[OpenedModel[Policy]]:
+) -> OpenedPolicy:
     """The model of the run file, in this process. `build` has the arguments of `LocalPolicy`."""
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
     build = partial(build, loaded, lora=config.model.lora, seed=config.seed, lanes=lanes)
-    with opened_with(build, config, loaded, paths, console) as opened:
-        yield opened
+    return opened_with(build, config, loaded, paths, console)
 
 
 @contextmanager

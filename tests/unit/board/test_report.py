@@ -165,9 +165,9 @@ def test_long_curves_are_thinned_evenly_with_both_ends_and_all_that_stands_out(t
 
 
 def test_parts_and_domains_share_a_chart() -> None:
-    names = ["reward/part/format", "reward/part/math", "eval/domain/sums/accuracy"]
-    charts = {chart.title: [label for label, _ in chart.metrics] for chart in named_charts(names) if chart.metrics}
-    assert charts == {"Reward by part": ["format", "math"], "Held-out accuracy by domain": ["sums"]}
+    charts = named_charts(["reward/part/format", "reward/part/math", "eval/domain/sums/accuracy"])
+    found = {chart.title: [label for label, _ in chart.metrics] for chart in charts if chart.metrics}
+    assert found == {"Reward by part": ["format", "math"], "Held-out accuracy by domain": ["sums"]}
 
 
 @pytest.mark.parametrize("line", ["{", '{"step": 3}\n{"step": 2}'])
@@ -215,11 +215,11 @@ def test_several_runs_on_one_page(tmp_path: Path) -> None:
         make_run(tmp_path / name, steps=2)
         (tmp_path / name / "config.yaml").write_text(RESOLVED % coef)
     held = embedded(write_report(tmp_path / "a", tmp_path / "b", out=tmp_path / "both.html").read_text())
-    assert [run["name"] for run in held["runs"]["runs"]] == ["a", "b"]
-    assert [lines["drawn"]["reward/mean"]["y"] for lines in held["lines"].values()] == [[0.5, 1.0]] * 2
+    curves = {name: lines["drawn"]["reward/mean"]["y"] for name, lines in held["lines"].items()}
+    assert curves == {"a": [0.5, 1.0], "b": [0.5, 1.0]}
     assert [detail["steps"] for detail in held["details"].values()] == [[1, 2]] * 2
-    (marked,) = [row for row in held["configurations"]["rows"] if row["differs"]]
-    assert (marked["path"], marked["values"]) == ("algorithm.entropy_coef", ["0.01", "0.02"])
+    marked = {row["path"]: row["values"] for row in held["configurations"]["rows"] if row["differs"]}
+    assert marked == {"algorithm.entropy_coef": ["0.01", "0.02"]}
 
 
 def test_runs_of_two_presets_show_the_values_that_they_had(tmp_path: Path) -> None:

@@ -19,15 +19,7 @@ from burnish.board.turns import MOST_CHARACTERS
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutNote, RolloutRecorder, num_sampled, read_rollouts, sampled_mask
 from burnish.trainers.telemetry.groups import describe_conversations, describe_groups
-from burnish.types import (
-    FinishReason,
-    Message,
-    Prompt,
-    RewardStatus,
-    Rollout,
-    RolloutGroup,
-    Turn,
-)
+from burnish.types import FinishReason, Message, Prompt, RewardStatus, Rollout, RolloutGroup, Turn
 
 CALL = {"id": "call00100", "type": "function", "function": {"name": "python", "arguments": {"code": "a\nb", "n": 3}}}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -156,10 +156,9 @@ class RmRun(Training):
         return describe(scored, self.length_rule)
 
 
-@contextmanager
 def open_reward(
     config: RmConfig, paths: FastPaths, console: Console, lanes: Lanes
-) -> Iterator[OpenedModel[PreferenceLearner]]:
+) -> AbstractContextManager[OpenedModel[PreferenceLearner]]:
     """The reward model of the run file, in this process."""
     readout = Readout(config.score_at, config.response_length)
     model = new_reward_model(config.model, readout, seed=config.seed, head_init_std=config.head_init_std)
@@ -167,8 +166,7 @@ def open_reward(
         model.train_gain_and_bias()
     checkpointing = config.model.gradient_checkpointing
     build = partial(RewardLearner, model, gradient_checkpointing=checkpointing, lanes=lanes)
-    with opened_with(build, config, model.loaded, paths, console) as opened:
-        yield opened
+    return opened_with(build, config, model.loaded, paths, console)
 
 
 def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:

@@ -14,6 +14,7 @@ from runs import preference_run, untimed_rows
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
+from burnish.api.run import run_config
 from burnish.board.report import write_report
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RmConfig
@@ -124,6 +125,8 @@ def test_a_split_replaces_a_held_out_file(rm_run: Callable[..., RmConfig]) -> No
     rows = untimed_rows(config.output)
     assert 0 < rows[0]["eval/comparisons"] < 96
     assert rows[0]["eval/comparisons"] + sum(row["train/comparisons"] for row in rows[1:]) == 96
+    with pytest.raises(ConfigError, match=r"0\.25 before, 0\.5 now: it was trained on some"):
+        run_config(Path(config.output), ["held_out_fraction=0.5"])
 
 
 def test_candidates_train_with_best_of(rm_run: Callable[..., RmConfig], tmp_path: Path) -> None:
