@@ -56,7 +56,7 @@ def prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Input
                 remedy="give a dictionary with the fields of a run file, a typed configuration, or the path of a run "
                 "file",
             )
-        # The data goes first: rows and models of `fields` then replace those of the data. Rewards are replaced whole.
+        # In this order, rows and models in `fields` replace those in `data`. Rewards are replaced as a whole.
         plain = inputs.plain({name: value for name, value in data.items() if name != "rewards" or name not in fields})
         return load_run_data(plain, as_overrides(inputs.plain(fields)), kind, source=caller)
     except RecursionError as error:

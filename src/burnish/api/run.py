@@ -188,8 +188,8 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     the folder is now.
 
     Overrides that name held-out comparisons replace the part that `held_out_fraction` held out, and one that names a
-    preset replaces what the run's own preset had set in `algorithm`. ConfigError for one that would split the run's
-    comparisons in another way.
+    preset replaces what the run's own preset had set in `algorithm`. ConfigError for another `seed` or
+    `held_out_fraction`: comparisons that the run trained on could count as held out.
     """
     run = RunDirectory(folder)
     if not run.begun():
@@ -201,9 +201,9 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     loaded = load_run_data(data, overrides, kind, source=str(run.config_file))
     splits = isinstance(loaded.config, ComparedFields) and loaded.config.held_out_fraction
     for change in changed_fields(data, loaded.config) if splits else ():
-        if change.field.startswith(("held_out_fraction", "seed", "data.train")):
+        if change.field in ("held_out_fraction", "seed"):  # these two alone decide which conversations are held out
             raise ConfigError(
-                f"{change}: it was trained on some of what would be held out", remedy="name other data in data.eval"
+                f"{change}, which holds out other comparisons than the run did", remedy="name them in data.eval"
             )
     return loaded
 

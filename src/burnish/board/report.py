@@ -35,10 +35,10 @@ _POLICY = (
 
 
 def write_report(*run_dirs: Path, out: Path | None = None, limits: PageLimits | None = None) -> Path:
-    """Write the page and return its path (default: `report.html` in the folder of a single run, else `comparison.html`
-    next to that of the first).
+    """Write the page and return its path. By default it is `report.html` in the folder of a single run, and
+    `comparison.html` beside the first of several folders.
 
-    `limits` bounds the size of the page, of all runs together. If there are more steps or prompts, they are sampled
+    `limits` bounds the size of the page, for all runs together. If there are more steps or prompts, they are sampled
     evenly, and the page says so. Raises DataError if a folder is not a run's, and BurnishError if the page cannot be
     written.
     """
@@ -53,7 +53,7 @@ def write_report(*run_dirs: Path, out: Path | None = None, limits: PageLimits | 
 
 
 def run_names(run_dirs: Sequence[Path]) -> list[str]:
-    """Name each run by the last parts of its path, as many as needed to tell the runs apart."""
+    """Name each run by the end of its path, long enough to tell the runs apart."""
     parts = [folder.resolve().parts for folder in run_dirs]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(own[-count:]) for own in parts]

@@ -125,7 +125,7 @@ def test_a_split_replaces_a_held_out_file(rm_run: Callable[..., RmConfig]) -> No
     rows = untimed_rows(config.output)
     assert 0 < rows[0]["eval/comparisons"] < 96
     assert rows[0]["eval/comparisons"] + sum(row["train/comparisons"] for row in rows[1:]) == 96
-    with pytest.raises(ConfigError, match=r"0\.25 before, 0\.5 now: it was trained on some"):
+    with pytest.raises(ConfigError, match=r"0\.25 before, 0\.5 now, which holds out other comparisons"):
         run_config(Path(config.output), ["held_out_fraction=0.5"])
 
 
