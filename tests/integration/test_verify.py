@@ -60,7 +60,7 @@ def test_a_record_of_something_else_does_not(folder: Path, capsys: pytest.Captur
         ("sft",),
         ("distill", "teacher={model}", "sampled_share=0.5"),
         ("prefer", "losses=[ipo]", "optimization={{comparisons_per_batch: 4, learning_rate: 0.01}}"),
-        ("rm", "optimization={{comparisons_per_batch: 4, learning_rate: 0.01}}", "normalization.on=references"),
+        ("rm", "optimization={{comparisons_per_batch: 4}}", "normalization={{kind: bias, on: references}}"),
         ("rl", "cluster.trainers=2", "cluster.rollout_workers=1", "cluster.threads=1", "rollout.group_size=2"),
     ],
     ids=lambda words: words[0],

@@ -10,6 +10,9 @@ from burnish.config.problems import Problem
 from burnish.config.schema_rm import ComparedFields, NormalizationConfig, RmFields
 from burnish.words import suggestion
 
+_SAMPLING = ("policy", "prompts", "max_response_tokens", "temperature", "ignore_eos")
+"""Fields of the normalisation that only samples of the policy read."""
+
 
 def check_rm(config: RmFields) -> list[Problem]:
     """List the contradictions in a run file of `burnish rm`."""
@@ -20,7 +23,7 @@ def check_rm(config: RmFields) -> list[Problem]:
         *held_out_twice(config),
         *check_training(config),
         *_unused_query(config),
-        *_normalization(config.normalization),
+        *_normalization(config.normalization, config.preset),
     ]
 
 
@@ -37,19 +40,24 @@ def _unused_query(config: RmFields) -> Iterator[Problem]:
         yield Problem("data.query", message, "remove it (it only cuts documents in normalization.prompts)")
 
 
-def _normalization(settings: NormalizationConfig) -> Iterator[Problem]:
-    """Refuse a normalisation that is never made, and fields that only another choice of `kind` or `on` reads."""
+def _normalization(settings: NormalizationConfig, preset: str | None) -> Iterator[Problem]:
+    """Refuse a normalisation that is never made, and fields that only another choice of `kind` or `on` reads.
+
+    What the preset sets is no contradiction to a field that the run file sets.
+    """
+    set_before = {name: info.default for name, info in NormalizationConfig.model_fields.items()}
+    if preset in RM_PRESETS:
+        set_before |= {name.removeprefix("normalization."): value for name, value in RM_PRESETS[preset].values.items()}
+    changed = [name for name, value in vars(settings).items() if value not in ((), None, set_before[name])]
     if settings.kind == "none":
-        for name in (name for name in ("prompts", "references", "policy") if vars(settings)[name]):
+        for name in (name for name in changed if name not in ("kind", "trainable")):
             yield Problem(f"normalization.{name}", "is set, but kind is none", "set normalization.kind")
         return
     if not (settings.before or settings.after):
         message = f"is {settings.kind}, but normalization.before and normalization.after are both false"
         yield Problem("normalization.kind", message, "set normalization.after (or kind: none)")
-    unread, other = {"policy": (("references",), "references"), "references": (("prompts", "policy"), "policy")}[
-        settings.on
-    ]
-    for name in (name for name in unread if vars(settings)[name]):
+    unread, other = {"policy": (("references",), "references"), "references": (_SAMPLING, "policy")}[settings.on]
+    for name in (name for name in changed if name in unread):
         message = f"is set, but normalization.on is {settings.on}"
         yield Problem(f"normalization.{name}", message, f"remove it, or set normalization.on: {other}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from burnish.data.assistant_turns import encode_with_turns
@@ -17,7 +17,7 @@ from burnish.types import Message
 @dataclass(frozen=True, slots=True)
 class PreferenceExample:
     """A comparison in token ids. `conversation` is the same for rows that begin with the same question. whole_prompt:
-    the prompt before it was cut. good: the rating of a single response; None of comparisons."""
+    the prompt before it was cut. good: the rating of a single response; None of comparisons. where: file and line."""
 
     id: str
     prompt_tokens: tuple[int, ...]
@@ -30,6 +30,7 @@ class PreferenceExample:
     whole_prompt: tuple[int, ...] | None = None
     weight: float = 1.0
     good: bool | None = None
+    where: str = field(default="a comparison", compare=False)
 
     def longest(self) -> int:
         """Tokens of the prompt and the longest response."""
@@ -64,6 +65,7 @@ def encode_preference(
         conversation=conversation,
         weight=row.weight,
         good=row.good,
+        where=row.where,
     )
 
 

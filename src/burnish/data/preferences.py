@@ -23,7 +23,7 @@ from burnish.data.preference_tokens import (
 )
 from burnish.data.rows import over_long_error, reading_row
 from burnish.data.template import ChatFormat, refuse_unused_options
-from burnish.errors import DataError
+from burnish.errors import ConfigError, DataError
 from burnish.types import Tokenizer
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ def load_preferences(
         for loaded in load_sources(sources, "preferences")
     ]
     refuse_unused_options(ChatFormat.of(config.data), applied=templated.total())
+    if config.label_pad_token_id is not None and all(part[1].reading.schema != "token_labels" for part in parts):
+        raise ConfigError(
+            f"label_pad_token_id is {config.label_pad_token_id}, but no source of the data holds token ids",
+            remedy="remove it (it names the padding of label files: query, sample0, sample1, best)",
+        )
     return PreferenceSet(
         examples=tuple(example for part in parts for example in part[0]),
         source_sizes=tuple(len(part[0]) for part in parts),

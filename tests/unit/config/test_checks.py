@@ -99,6 +99,7 @@ NEVER_FALLS = (
          "normalization.references is set, but normalization.on is policy"),
         ("rm", "normalization.kind=bias normalization.on=references normalization.policy=p",
          "normalization.policy is set, but normalization.on is references"),
+        ("rm", "normalization.responses=4", "normalization.responses is set, but kind is none"),
         ("rl", "rollout.engine=vllm evaluation.samples=4 evaluation.temperature=0.005",
          "evaluation.temperature is 0.005, but vLLM samples at 0.01 or above"),
         ("rl", "rollout.engine=vllm rollout.temperature=0.002", "rollout.temperature is 0.002, but vLLM"),

@@ -175,7 +175,7 @@ def check_fits_losses(config: PreferConfig, found: PreferenceSet) -> None:
     rated = next((example for example in found.examples if example.good is not None), None)
     if rated is not None and not config.rates_responses:
         raise DataError(
-            f"comparison {rated.id} rates a single response, but the losses compare two",
+            f"{rated.where}: the row rates a single response, but the losses compare two",
             remedy=f"set losses: {RATED_LOSS}, or give chosen and rejected responses",
         )
 

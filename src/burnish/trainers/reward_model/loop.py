@@ -276,22 +276,27 @@ def load_set(
 def check_fits_loss(config: RmConfig, found: PreferenceSet) -> None:
     """Raise DataError or ConfigError for a row that the loss of a reward model cannot use."""
     for example in found.examples:
-        count = len(example.responses_tokens)
+        count, longest = len(example.responses_tokens), max(map(len, example.responses_tokens))
+        if config.response_length is not None and longest > config.response_length:
+            raise DataError(
+                f"{example.where}: a response has {longest} tokens, but scores are read at {config.response_length}",
+                remedy="raise response_length, or use score_at: last",
+            )
         if example.good is not None or example.weight != 1:
             what = "rates a single response" if example.good is not None else f"has the weight {example.weight:g}"
             raise DataError(
-                f"comparison {example.id} {what}, which `burnish rm` does not take",
+                f"{example.where}: the row {what}, which `burnish rm` does not take",
                 remedy="train on such rows with `burnish prefer`, or remove the column",
             )
         if config.loss == "bradley_terry" and count != 2:
             raise ConfigError(
-                f"comparison {example.id} has {count} candidates, but the loss bradley_terry compares two",
+                f"{example.where}: {count} candidates, but the loss bradley_terry compares two",
                 remedy="set loss: best_of",
             )
         if config.margins and example.margin is None and not example.tie:
             raise DataError(
-                f"comparison {example.id} has no margin, but margins is true",
-                remedy="add a margin column (columns: {margin: ...}), or set margins: false",
+                f"{example.where}: the comparison has no margin, but margins is true",
+                remedy="fill the margin in (columns: {margin: ...} names its column), or set margins: false",
             )
 
 

@@ -102,9 +102,8 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 def test_normalisation_ends_at_mean_0(on: str, rm_run: Callable[..., RmConfig]) -> None:
     config = rm_run(
         f"normalization.on={on}",
-        "normalization.kind=gain_bias" if on == "policy" else "normalization.kind=bias",
         "normalization.responses=32",
-        "normalization.max_response_tokens=6",
+        *(["normalization.kind=bias"] if on == "references" else [NORMALISES[0], NORMALISES[2]]),
     )
     with open_rm_run(config, QUIET) as run:
         run_loop(run, StopRequest())
@@ -139,7 +138,7 @@ def test_candidates_train_with_best_of(rm_run: Callable[..., RmConfig], tmp_path
     config = rm_run(f"data.train={file}", "data.eval=[]", "evaluation.every_steps=null", "loss=best_of", "steps=8")
     train_reward_model(config, console=QUIET)
     assert untimed_rows(config.output)[-1]["train/accuracy"] == 1.0
-    with pytest.raises(ConfigError, match=r"has 4 candidates.*\n.*loss: best_of"):
+    with pytest.raises(ConfigError, match=r"4 candidates.*\n.*loss: best_of"):
         train_reward_model(
             config.model_copy(update={"loss": "bradley_terry", "output": str(tmp_path / "b")}), console=QUIET
         )
@@ -162,9 +161,17 @@ def test_contradictions_are_found_before_anything_loads(
         rm_run(word)
 
 
-def test_margins_that_are_not_there(rm_run: Callable[..., RmConfig]) -> None:
-    with pytest.raises(BurnishError, match=r"train:0 has no margin, but margins is true"):
-        train_reward_model(rm_run("margins=true"), console=QUIET)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["margins=true"], r"train.jsonl:1: the comparison has no margin, but margins is true"),
+        (["score_at=last_position", "response_length=1"], r"train.jsonl:1: a response has \d+ tokens, .* read at 1\n"),
+        (["label_pad_token_id=3"], "label_pad_token_id is 3, but no source of the data holds token ids"),
+    ],
+)
+def test_settings_that_the_data_do_not_fit(words: list[str], message: str, rm_run: Callable[..., RmConfig]) -> None:
+    with pytest.raises(BurnishError, match=message):
+        train_reward_model(rm_run(*words), console=QUIET)
 
 
 @pytest.mark.slow
