@@ -51,7 +51,15 @@ STATED = [
     ("The answer is A. Wait, that's wrong. It's B.", B), ("The answer is not A but B.", B),
     ("The answer is not A, but C or D", NONE), ("A is wrong, so B.", B), ("Hmm, so either A, or B", NONE),
     ("A. Paris B. Rome C. Berlin D. A dog", NONE), ('{"answer": "B"}', B),
+    # what was chosen
+    ("I think it's B.", B), ("My pick: B", B), ("I'm going with B", B), ("Let's go with option B.", B),
+    ("I'd say it's B", B), ("I'm pretty sure it is B.", B), ("I'm not sure it's B.", NONE), ("It must be B.", B),
+    ("That leaves us with B.", B), ("This leaves B and C.", NONE), ("B it is.", B), ("If B it is, then what?", NONE),
+    ("Ans. B", B), ("My vote goes to A, not B", A), ("I wouldn't say it's B", NONE), ("=> B", B),
+    ("The option that fits best is not B", NONE), ("We need to pick B first.", NONE), ("So B is the one.", B),
     # other languages
+    ("La opción correcta es la B", B), ("La respuesta no es la B", NONE), ("A alternativa correta é a B", B),
+    ("Верный вариант: B", B), ("选项B正确", B), ("选项B不正确", NONE), ("Bが正しいです", B), ("B가 정답이 아니다", NONE),
     ("答案是B", B), ("正确答案是：B。罗马", B), ("所以选B，不选A", B), ("答案是A或B", NONE),
     ("答案不是B", NONE), ("答えはBです", B),
     ("答えはAかBです", NONE), ("정답은 B입니다", B), ("정답은 B가 아닙니다", NONE), ("La respuesta es B.", B),

@@ -13,20 +13,29 @@ from burnish.types import Score
 
 # Repeats are bounded, so that no response makes these expressions slow.
 _PHRASE = re.compile(
-    r"\b(?:answer|(?:correct|right|best|final)\s(?:option|choice|one))[*_\"']{0,3}\s{0,3}"
-    r"(?:[:：=]|(?:is|are|was|(?:would|must|should)\s(?:then\s)?be|has\sto\sbe)\b)[*_:\s]{0,8}(?=(?P<content>[^\n]{1,400}))",
+    r"\b(?:answer|ans\b\.?|solution|(?:correct|right|best|final)\s(?:option|choice|one|response|match|fit)"
+    r"|(?:option|choice|one)\sthat\s(?:best\s)?(?:fits|matches))[*_\"']{0,3}\s{0,3}"
+    r"(?:[:：=]|(?<=ans\.)|(?:is|are|was|(?:would|must|should)\s(?:then\s)?be|has\sto\sbe)\b)"
+    r"[*_:\s]{0,8}(?=(?P<content>[^\n]{1,400}))",
     re.IGNORECASE,
 )
 _STATED = re.compile(rf"(?:{words.ANSWER_IS.pattern})(?=(?P<content>[^\n]{{1,400}}))", re.IGNORECASE)
+_IT_IS = r"\s(?:that\s)?it(?:['’]s|\sis)"
 _CHOOSE = re.compile(
-    r"(?:\bI(?:'ll|’ll|'d|’d|\swill|\swould)?\s(?:choose|pick|select|say|go\swith)\b|(?<![不别])(?:选择?|選)(?=\s?[A-J]))"
-    r"(?=(?P<content>[^\n]{1,400}))"
+    r"(?:\b(?:I(?:['’](?:ll|d|m)|\swill|\swould|\sam)?|[Ll]et(?:['’]s|\sus)|[Ww]e(?=\s\w{4,8}\s(?:option|choice|answer)\b))\s"
+    r"(?:choos(?:e|ing)|pick(?:ing)?|select(?:ing)?|vote(?:\sfor)?|go(?:ing)?\s(?:with|for)|lean(?:ing)?\stowards?"
+    rf"|say(?:{_IT_IS})?|(?:think|believe|guess|bet){_IT_IS}"
+    rf"|(?:(?:fairly|pretty|quite|very|rather|absolutely)\s)?(?:sure|certain|confident){_IT_IS})\b"
+    r"|\b[Mm]y\s(?:final\s)?(?:pick|choice|selection|vote|guess)(?:\s(?:is|would\sbe|goes\sto)\b|\s?[:：])"
+    r"|(?<![不别])(?:选择?|選)(?=\s?[A-J]))(?=(?P<content>[^\n]{1,400}))"
 )
 _HASH = re.compile(r"####[ \t]{0,9}(?=(?P<content>[^\n]{1,400}))")
 _TAG = re.compile(r"<answer>(?P<content>(?:(?!<answer>).){1,2000}?)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s?\{(?P<content>(?:[^{}\n]|\{[^{}\n]{0,400}\}){1,400})\}")
 
-_DECORATION = r"(?:[\s*_\"'`“”‘’()\[\]{}$:#>：。（）【】「」]|[.-](?!\d)|\\text|\\mathrm|\\mathbf|\\textbf){0,24}"
+_DECORATION = (
+    r"(?:[\s*_\"'`“”‘’()\[\]{}$:#>：。（）【】「」→➡✅✔☑]|[.-](?!\d)|=(?=>)|\\text|\\mathrm|\\mathbf|\\textbf){0,24}"
+)
 _NEGATED = re.compile(
     rf"{_DECORATION}(?:definitely\s|clearly\s|certainly\s)?(?:none\b|{words.DENIED.pattern})", re.IGNORECASE
 )
@@ -35,9 +44,14 @@ _HEDGES = (
     "either|both|probably|clearly|definitely|certainly|likely|most|simply|just|obviously|indeed|actually"
     "|therefore|thus|hence|then"
 )
-_LEAD = rf"(?:(?:{_HEDGES}|the|correct|option|choice|letter|answer|number)\b[\s:,*_]{{1,6}}|{_THINKING}){{0,4}}"
+_NAMED_AS = (
+    r"the|option|choice|letter|number|l[ae]|el|l['’]option|opci[oó]n|op[cç][aã]o|lettre|letra|(?-i:[ao](?=\s(?:letra|[A-J])\b))"
+    r"|alternativa|Buchstabe"
+)
+_LEAD = rf"(?:(?:{_HEDGES}|correct|answer|{_NAMED_AS})\b[\s:,*_]{{1,6}}|{_THINKING}){{0,4}}"
 _CONCLUSION = (
-    r"(?:(?:so|thus|therefore|hence|then|finally|it'?s|it\sis|i\s(?:choose|pick|select)|(?:my\s)?final\sanswer"
+    r"(?:(?:so|thus|therefore|hence|then|finally|it'?s|it\s(?:is|must\sbe|has\sto\sbe)|(?:i\s)?(?:choos|pick|select)(?:e|ing)?"
+    r"|(?:this|that|which)\s(?:is|leaves(?:\sus\swith)?|matches|corresponds\sto)|(?:my\s)?final(?:\sanswer)?|selection"
     rf"|{_HEDGES}|the|correct|option|choice|letter|answer)\b[\s:,*_]{{1,6}})"
 )
 _WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]"  # but no letter of a script without spaces between words
@@ -124,7 +138,11 @@ class _Reader:
             rf"(?i:{words.CORRECTION})(?=(?P<content>{_DECORATION}{name}(?!{_VERB})[^\n]{{0,400}}))"
         )
         self._right = re.compile(
-            rf"(?<![\w'’])(?P<content>{name})[*_)\]}}\s]{{1,8}}is\s(?:the\s)?(?:correct|right|best|answer)\b"
+            rf"(?<!['’])(?<!{_WORD})(?P<content>{name})(?:[*_)\]}}\s]{{1,8}}"
+            r"(?:is\s(?:the\s)?(?:(?:correct|right|best|answer)\b|one(?=[.!]|$))|it\sis(?=[.!]|$))"
+            r"|[*_)\]}\s]{0,8}(?:选项|選項|[项項が가])?\s?(?:才?是)?"
+            r"(?:正[确確解]|正しい|[对對]的|정답)(?![吗嗎か]|ですか|では|じゃ|이?\s?아))",
+            re.MULTILINE,
         )
 
     def statements(self, text: str) -> list[str]:
@@ -132,7 +150,9 @@ class _Reader:
         patterns = (_PHRASE, _STATED, _CHOOSE, _HASH, _TAG, _BOX, self._corrected)
         found = [match for kind in patterns for match in kind.finditer(text)]
         found += [match for match in self._right.finditer(text) if not self._is_denied(text, match.start())]
-        return [match["content"] for match in sorted(found, key=lambda match: match.start("content"))]
+        found.sort(key=lambda match: match.start("content"))
+        # The phrase itself may deny, as in `la respuesta no es B`.
+        return [("not " if words.DENIED.search(match[0]) else "") + match["content"] for match in found]
 
     def named(self, content: str) -> set[int] | None:
         """Find the options that a statement names at its beginning, as in `B`, `(B) Paris`, `clearly B` or `B or C`.
