@@ -18,7 +18,7 @@ import burnish
 from burnish.config.loading import load_run_data
 from burnish.config.schema import SftConfig
 from burnish.config.schema_distill import DistillConfig
-from burnish.errors import ConfigError, ModelError
+from burnish.errors import CheckpointError, ConfigError, ModelError
 from burnish.models.resting import Resting
 from burnish.observability.metric_names import find_metric
 from burnish.trainers import distill
@@ -139,6 +139,10 @@ def test_a_teacher_that_was_kept_teaches_the_same_and_is_not_loaded_again(
         others = (one for one in words if not one.startswith(what))
         with pytest.raises(ConfigError, match=rf"made with another teacher or other settings \({what}\)"):
             trained(config("other", *others, cache, word))
+    with pytest.raises(ConfigError, match="cannot write to teacher"):
+        trained(config("other", *words, f"teacher.cache={Path(again.output) / 'config.yaml'}"))
+    with pytest.raises(CheckpointError, match="seed: 2 before, 3 now"):  # before the teacher is loaded, which is None
+        trained(config("again", *words, f"teacher.cache={tmp_path}/new", "optimization.learning_rate=1e-3", "seed=3"))
     monkeypatch.undo()
     grown = (*words, f"teacher.cache={tmp_path}/grown", "data.eval=[]", "evaluation.every_steps=null")
     train_distill(config("part", *grown, "data.train.0.limit=30"), console=Console())

@@ -45,7 +45,9 @@ def taught(tiny_run: BuildRl, teacher: Path) -> BuildRl:
 @pytest.mark.slow
 def test_a_policy_comes_closer_to_its_teacher_without_rewards(taught: BuildRl) -> None:
     folder, _ = train(taught("steps=12"))
-    distances = [row["kl/teacher_per_token"] for row in rows_of(folder)]
+    rows = rows_of(folder)
+    assert not [name for row in rows for name in row if "reward" in name or "constant" in name]
+    distances = [row["kl/teacher_per_token"] for row in rows]
     assert sum(distances[-3:]) < 0.5 * sum(distances[:3])
 
 
@@ -101,6 +103,10 @@ def test_a_teacher_and_its_estimator_need_each_other(taught: BuildRl) -> None:
         train(taught(teacher=None))
     with pytest.raises(ConfigError, match="it is not used: the estimator 'grpo'"):
         taught(algorithm="grpo")
+    with pytest.raises(ConfigError, match="reward_coef is set, but there are no rewards to add"):
+        taught("algorithm.estimator_options.reward_coef=1")
+    with pytest.raises(ModelError, match=r"teacher.path './nowhere' does not exist"):
+        train(taught(teacher="./nowhere"))
 
 
 @pytest.mark.slow

@@ -121,6 +121,7 @@ def test_check_asks_about_labelled_rows_and_nothing_else(
     stub = stub_judge(lambda messages: json.dumps({"score": len(shown(messages)["response"])}))
     rows = [{"prompt": "1+1=", "answer": "2", "response": "x" * length, "human": length**2} for length in range(1, 9)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "unlabelled.jsonl").write_text(json.dumps({"prompt": "2+2=", "answer": "4"}) + "\n")
     options = {"url": stub.url, "model": "stub", "scale": [0, 10]}
     for labels, requests, said in (
         ({}, 0, "judge 'judge' is not asked"),
@@ -137,7 +138,8 @@ def test_check_asks_about_labelled_rows_and_nothing_else(
         assert said in output
         assert "8 of 8 gold answers reach the top score 1 (judged by: exact)" in output
         assert stub.requests == requests
-        alone = tiny_run(rewards=[judge], data={"train": str(tmp_path / "rows.jsonl")})
+        data = {"train": str(tmp_path / "rows.jsonl"), "eval": str(tmp_path / "unlabelled.jsonl")}
+        alone = tiny_run(rewards=[judge], data=data)
         assert main(["check", run_file(alone)]) == 0
         assert said in " ".join(capsys.readouterr().out.split())
         stub.bodies.clear()

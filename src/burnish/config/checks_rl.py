@@ -168,6 +168,9 @@ def _teachers(config: RlFields) -> Iterator[Problem]:
     for field in config.named_teachers if asks_nobody else ():
         message = f"is set, but it is not used: the estimator {estimator!r} does not read a teacher's log-probabilities"
         yield Problem(field, message, "use the preset opd, or remove it")
+    if not config.has_scores and config.algorithm.estimator_options.get("reward_coef"):
+        field, message = "algorithm.estimator_options.reward_coef", "is set, but there are no rewards to add"
+        yield Problem(field, message, "name rewards, or remove it")
     for domain in domain_settings(config):
         untaught = bool(config.named_teachers) and domain.is_trained and domain.teacher is None
         if untaught:

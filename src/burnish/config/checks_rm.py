@@ -46,7 +46,7 @@ def _normalization(settings: NormalizationConfig, preset: str | None) -> Iterato
     What the preset sets is no contradiction to a field that the run file sets.
     """
     set_before = {name: info.default for name, info in NormalizationConfig.model_fields.items()}
-    if preset in RM_PRESETS:
+    if preset is not None and preset in RM_PRESETS:
         set_before |= {name.removeprefix("normalization."): value for name, value in RM_PRESETS[preset].values.items()}
     changed = [name for name, value in vars(settings).items() if value not in ((), None, set_before[name])]
     if settings.kind == "none":

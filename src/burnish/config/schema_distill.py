@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from burnish.config.problems import Problem
 from burnish.config.schema import SftConfig
 from burnish.config.schema_cluster import Offloaded
-from burnish.config.schema_teacher import TeacherPlace
+from burnish.config.schema_teacher import OWN_POLICY, TeacherPlace
 from burnish.config.section import Fraction, NamedPlace, PathText, PositiveInt, Temperature, refuse, shorthand
 
 SAMPLED_ROWS = 64
@@ -73,6 +73,9 @@ class DistillConfig(SftConfig):
 
 def _unread(config: DistillConfig) -> Iterator[Problem]:
     """Refuse settings that the other settings leave without an effect."""
+    if config.teacher.path == OWN_POLICY:
+        message = "is policy, but a student that its own weights teach learns nothing"
+        yield Problem("teacher.path", message, "name a folder, a run or a hub name")
     if config.beta != DistillConfig.model_fields["beta"].default and config.divergence != "jsd":
         message = f"is {config.beta:g}, but divergence is {config.divergence}, which has none"
         yield Problem("beta", message, "set divergence: jsd, or remove it")

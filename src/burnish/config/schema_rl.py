@@ -360,6 +360,11 @@ class RlFields(RunConfig):
         return self.algorithm.estimator in names.TEACHER_ESTIMATORS
 
     @property
+    def has_scores(self) -> bool:
+        """False if no reward scores a response, not even beside the teacher."""
+        return bool(self.all_rewards) or not self.teaches_alone
+
+    @property
     def compares_vocabulary(self) -> bool:
         """True if the loss is the divergence from a teacher over the vocabulary."""
         return any(teacher.compare == "vocabulary" for teacher in self.named_teachers.values())

@@ -405,7 +405,7 @@ def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
         f"model {config.path!r} cannot be loaded ({type(error).__name__}: {text[:300]})",
         remedy="the model brings its own Python code: set model.trust_remote_code: true if you trust it"
         if asks_for_code
-        else "model.path must be a folder with config.json and *.safetensors, or a hub name that can be reached"
+        else "name a folder with config.json and *.safetensors, or a hub name that can be reached"
         + nearest_folder_hint(config.path),
     )
 

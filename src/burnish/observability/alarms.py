@@ -85,12 +85,16 @@ def _runs_away(per_token: float, start: float | None, row: Row) -> bool:
 
 
 _OUT_OF_TURNS, _CUT_TURN = "conversation/out_of_turns_fraction", "conversation/cut_turn_fraction"
+_TEACHER = {"kl/teacher", "policy/teacher_divergence"}
+"""With one of them a teacher judges the responses, and equal scores do not mean that nothing is learned."""
 
 DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="reward constant",
         metric="reward/std",
-        trips=lambda std, start, row: std <= 1e-6 * max(1.0, abs(row.get("reward/mean", 0.0))),
+        trips=lambda std, start, row: (
+            not _TEACHER & row.keys() and std <= 1e-6 * max(1.0, abs(row.get("reward/mean", 0.0)))
+        ),
         message="every response of three steps in a row scored {row[reward/mean]:.6g}: there is nothing to learn from",
         knob="look at the recorded rollouts and `burnish check`; easier prompts, a reward with partial credit, "
         "rollout.group_size or rollout.temperature up",
@@ -107,7 +111,7 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="constant groups",
         metric="groups/constant_fraction",
-        trips=lambda fraction, start, row: fraction > 0.9,
+        trips=lambda fraction, start, row: fraction > 0.9 and not _TEACHER & row.keys(),
         message="in {value:.0%} of the groups all responses scored the same (reward/mean "
         "{row[reward/mean]:.4g}): such groups carry no gradient; the prompts are too easy or too hard",
         knob="prompts of a different difficulty, rollout.group_size up, or algorithm.dynamic_sampling: true",
@@ -318,7 +322,7 @@ FAMILIES: tuple[Detector, ...] = (
     Detector(
         name="domain {word} constant",
         metric="domain/{word}/constant_fraction",
-        trips=lambda fraction, start, row: fraction >= 0.999,
+        trips=lambda fraction, start, row: fraction >= 0.999 and not _TEACHER & row.keys(),
         message="in every group of the domain {word} all responses scored the same for five steps in a row: "
         "nothing is learned from it",
         knob="domains.{word}: prompts of a different difficulty, a reward with partial credit, a larger group_size",

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from burnish.checkpointing.fingerprints import contents_of
+from burnish.checkpointing.run import RunDirectory
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_distill import SAMPLED_ROWS, DistillConfig
 from burnish.data.sft import SftExample
@@ -23,6 +24,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.distillation import Student, Teacher, check_same_tokens
 from burnish.models.endpoint_teacher import endpoint_teacher
+from burnish.models.folders import resolve_source
 from burnish.models.loading import LoadedModel, load_model, load_outline
 from burnish.models.reference import PromptScorer
 from burnish.models.roles import DistilledPolicy, Objective, Policy
@@ -161,6 +163,7 @@ def teacher_model(config: DistillConfig, path: str | None = None) -> ModelConfig
     """The teacher (or another model's path) as a model section: on the student's device, with its own tokenizer."""
     path = path or config.teacher.path
     assert path is not None
+    resolve_source(path, field="teacher.path")
     own = {"tokenizer": None, "chat_template": None, "gradient_checkpointing": False, "router_aux_coef": 0.0}
     dtype = config.teacher.dtype or config.model.dtype
     return with_weights(config.model, path).model_copy(update={**own, "dtype": dtype})
@@ -218,6 +221,7 @@ def train_distill(config: DistillConfig, *, console: Console, accept_changes: bo
     from burnish.distributed.handles import RemoteStudent
     from burnish.trainers.cluster import train_on_data  # which no plan needs
 
+    RunDirectory(Path(config.output)).admit(pinned(config)[0])  # before the teacher's work, which may take hours
     keep_teacher(config, console, "train", *(["eval"] if config.data.eval and config.evaluation.happens else []))
     return train_on_data(
         config, open_distill_run, open_student, RemoteStudent, console=console, accept_changes=accept_changes

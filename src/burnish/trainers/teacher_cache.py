@@ -26,7 +26,7 @@ from burnish.errors import ConfigError, ModelError
 from burnish.forward.batch import Batch, Text
 from burnish.forward.divergences import Compared, CompareHeads, HeadInput, Likeliest
 from burnish.forward.scoring import ResponsePositions
-from burnish.observability.atomic import fsync, write_text_atomically
+from burnish.observability.atomic import disk_errors, fsync, write_text_atomically
 from burnish.outside.reading import read_json, reading
 
 TEXTS_AT_ONCE = 256
@@ -79,7 +79,8 @@ def keep(
             f"teacher.cache {folder} was made with another teacher or other settings ({', '.join(changed)})",
             remedy="name another folder for this run, or delete that one",
         )
-    write_text_atomically(path, json.dumps(about) + "\n")
+    with disk_errors(f"write to teacher.cache {folder}", folder, ConfigError):
+        write_text_atomically(path, json.dumps(about) + "\n")
     held = _files(folder)
     missing = [text for digest, text in {_digest(text): text for text in texts}.items() if digest not in held]
     if missing:

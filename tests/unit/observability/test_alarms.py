@@ -58,6 +58,11 @@ def test_each_fires_once_after_its_patience(name: str, metric: str, value: float
     assert fired(rows) == [(name, step)]
 
 
+def test_equal_scores_are_no_alarm_where_a_teacher_judges() -> None:
+    constant = {"reward/std": 0.0, "groups/constant_fraction": 1.0, "kl/teacher": 0.3}
+    assert fired([HEALTHY | constant] * 25) == []
+
+
 @pytest.mark.parametrize(
     ("metric", "value"),
     [("groups/constant_fraction", 0.9), ("policy/first_ratio_deviation", 1e-3), ("policy/entropy", 0.06),

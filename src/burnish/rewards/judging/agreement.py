@@ -10,7 +10,7 @@ from typing import Literal
 
 from burnish.algorithms.statistics import wilson_interval
 from burnish.errors import DataError, RewardError
-from burnish.rewards.gold import as_rollout, gold_response
+from burnish.rewards.gold import as_rollout
 from burnish.rewards.judging.options import JudgeOptions, label_value
 from burnish.rewards.protocol import RewardScorer
 from burnish.types import Prompt
@@ -44,32 +44,28 @@ class Agreement:
         return f"{self.kind} {self.value:.3f}{interval} on {rows}"
 
 
-def measure_agreement(prompts: Sequence[Prompt], scorer: RewardScorer, options: JudgeOptions) -> Agreement:
-    """Let the judge score the responses of all rows with a label: the column `response`, or the gold response.
+def measure_agreement(prompts: Sequence[Prompt], scorer: RewardScorer, options: JudgeOptions) -> Agreement | None:
+    """Let the judge score the responses of all rows with a label and a `response`; None if there is no such row.
 
     `scorer` has only this judge, and lets any fraction of the responses fail. DataError for a label that the judge's
-    scale does not have, and if no row has both a label and a response. RewardError if no verdict is given.
+    scale does not have. RewardError if no verdict is given.
     """
     column, scale = str(options.labels), options.read_scale()
     labels, items = [], []
     for prompt in prompts:
         label, response = prompt.columns.get(column), prompt.columns.get("response")
-        text = response if isinstance(response, str) else gold_response(prompt)
-        if label is None or text is None:
+        if label in (None, "") or not isinstance(response, str) or not response:
             continue
         try:
             labels.append(label_value(scale, label))
         except ValueError as error:
             raise DataError(
                 f"the column {column!r} of row {prompt.id} cannot be compared with the judge: {error}",
-                remedy=f"write numbers, or {scale.described()}",
+                remedy=f"write {scale.described()}, or another number",
             ) from None
-        items.append((prompt, as_rollout(prompt, text, None)))
+        items.append((prompt, as_rollout(prompt, response, None)))
     if not items:
-        raise DataError(
-            f"no row has both a response and a human's score in the column {column!r}",
-            remedy="add the columns response and the one that the judge's option labels names, or remove the option",
-        )
+        return None
     scored = scorer.score(items)
     pairs = [(one.reward, label) for one, label in zip(scored, labels, strict=True) if one.reward is not None]
     if not pairs:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -141,6 +142,8 @@ class JudgeOptions(Section, defer_build=False):  # its signature lists the optio
         for name in self.extra or ():
             if name in ("model", "messages", "stream", "n"):
                 raise _wrong("extra", name, "leave it out: the judge sets it itself, or needs exactly one whole answer")
+            if name in type(self).model_fields and getattr(self, name) != type(self).model_fields[name].default:
+                raise _wrong("extra", name, f"set it once: option {name} is {getattr(self, name)!r}")
         try:
             json.dumps(self.extra)
         except (TypeError, ValueError):
@@ -220,13 +223,18 @@ def _criterion(entry: object, number: int) -> Criterion:
 
 
 def label_value(scale: Scale, value: object) -> float:
-    """Convert a human's label: a number stays as it is, a word is read on the judge's scale. ValueError otherwise."""
-    if isinstance(value, bool) or (isinstance(value, (int, float)) and math.isfinite(value)):
-        return float(value)
-    try:
-        return scale.read(value)
-    except UnreadableVerdictError as error:
-        raise ValueError(f"{value!r}: {error}") from None
+    """Convert a human's label: a number stays as it is (in CSV files it is text), a word is read on the judge's scale.
+    ValueError otherwise."""
+    number = value
+    if isinstance(value, str):
+        try:
+            return scale.read(value)
+        except UnreadableVerdictError:
+            with suppress(ValueError):
+                number = json.loads(value.strip().lower())
+    if isinstance(number, (bool, int, float)) and math.isfinite(number):
+        return float(number)
+    raise ValueError(f"it holds {value!r}")
 
 
 def _wrong(name: str, value: object, remedy: str) -> ConfigError:

@@ -45,6 +45,8 @@ DEFAULTS: Mapping[str, str] = {
 REFERENCE = "A correct answer to the request, which the response did not see:\n{answer}"
 
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
+_STRAY = re.compile(r"\{\s*[A-Za-z_][\w.-]*\s*(?:[!:][^{}\"\n]*)?\}|\{\s*[A-Za-z_]\w*\s*(?=[{\0])")
+"""What was probably meant as a placeholder, where placeholders are zeros: `{ prompt }`, `{prompt!r}`, `{prompt {`."""
 _SPECIAL = re.compile(
     r"<[|｜][^<>|｜\n]{1,60}[|｜]>|</?s>|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>"
     r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT)\]"
@@ -99,10 +101,15 @@ class PromptWriter:
     @staticmethod
     def of(form: str, template: str | None, system: str | None, *, reference: bool) -> PromptWriter:
         """Make a writer; None means the default of the form. ConfigError for a template that does not show the
-        response, or has a placeholder of another form."""
+        response, has a placeholder of another form, or one written wrongly."""
         template = DEFAULTS[form] if template is None else template
         writer = PromptWriter(form, template, DEFAULT_SYSTEM if system is None else system, reference)
         shown = writer._placeholders()
+        if stray := _STRAY.search(_PLACEHOLDER.sub(lambda match: "\0" * len(match[0]), template)):
+            raise ConfigError(
+                f"option template of reward 'judge' contains {stray[0]!r}, which is no placeholder",
+                remedy="write {name} for a value of the row, or {{ for a brace",
+            )
         foreign = {name for names in RESPONSES.values() for name in names} - set(RESPONSES[form]) - {"response"}
         for name in RESPONSES[form]:
             if name not in shown:

@@ -32,7 +32,7 @@ from burnish.rollouts.engine import EVALUATION_STEP, RolloutEngine, Sampling
 from burnish.trainers.rl.batching import build_batch
 from burnish.trainers.rl.setup.conversations import Conversations
 from burnish.trainers.rl.setup.domains import asked_by, build_sampling, load_domains, prompts_of
-from burnish.trainers.telemetry.groups import describe_conversations, mean_parts
+from burnish.trainers.telemetry.groups import describe_conversations, mean_parts, without_scores
 from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
 
 
@@ -73,12 +73,13 @@ _SPENT = frozenset(
 @dataclass(frozen=True, slots=True)
 class Evaluator:
     """Evaluates the policy that the engine holds on fixed prompts. `parts`: by the name of the domain, which prompts
-    have; a run without `domains` has one part, under None."""
+    have; a run without `domains` has one part, under None. has_scores: false where only a teacher judges."""
 
     parts: Mapping[str | None, HeldOut]
     engine: RolloutEngine
     scorer: RewardScorer
     seed: int
+    has_scores: bool = True
 
     def evaluate(self) -> tuple[dict[str, Metric], list[RolloutGroup]]:
         """Metrics named `eval/...`, and the scored responses."""
@@ -100,7 +101,8 @@ class Evaluator:
         # Failures are reported as eval/failed_fraction: they, and these tokens, must not count in the next step.
         spent = MetricStore.of((self.scorer.take_metrics(), self.engine.take_metrics())).merged()
         kept = {f"eval/{name}": metric for name, metric in spent.items() if name in _SPENT}
-        return self.describe(groups) | kept, groups
+        metrics = self.describe(groups) | kept
+        return metrics if self.has_scores else without_scores(metrics), groups
 
     def describe(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
         metrics = self._summary(groups, "eval")
@@ -270,7 +272,7 @@ def build_evaluator(
         for domain in settings
         if domain.key in held_out
     }
-    return Evaluator(parts=parts, engine=engine, scorer=scorer, seed=config.seed)
+    return Evaluator(parts, engine, scorer, config.seed, has_scores=config.has_scores)
 
 
 def build_held_out(

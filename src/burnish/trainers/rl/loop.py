@@ -46,6 +46,7 @@ from burnish.trainers.rl.lessons import Lessons, distance_to_teacher, teacher_we
 from burnish.trainers.rl.setup.roles import ALONE, Beside
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.telemetry.divergence import keeping_batch
+from burnish.trainers.telemetry.groups import without_scores
 from burnish.trainers.telemetry.moments import derive
 from burnish.trainers.telemetry.rollout_notes import rollout_notes
 from burnish.trainers.telemetry.stopwatch import Stopwatch
@@ -119,6 +120,7 @@ class RlRun(Training):
         finally:  # the weights have moved: whatever happens now, the step's metrics are saved with them
             metrics.merge(stopwatch.metrics())
             row = derive(metrics.row())
+            row = row if self.config.has_scores else without_scores(row)
             self.progress.advance(collected.positions, row)
             if self.domain_credit is not None:
                 self.domain_credit.commit()

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from burnish.errors import RolloutError
 from burnish.observability.metrics import mean, mean_of
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup
+
+T = TypeVar("T")
+_OF_SCORES = re.compile(r"(?<!environment_)reward|constant_fraction")
+
+
+def without_scores(metrics: Mapping[str, T]) -> dict[str, T]:
+    """The metrics but those of scores: where a teacher alone judges, it means nothing that every response scores 0."""
+    return {name: value for name, value in metrics.items() if not _OF_SCORES.search(name)}
 
 
 def scores_of(group: RolloutGroup) -> list[float]:

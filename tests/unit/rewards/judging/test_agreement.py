@@ -11,7 +11,8 @@ from stub_judge import judge_at, shown
 
 from burnish.errors import DataError, RewardError
 from burnish.rewards.judging.agreement import agreement, measure_agreement, rank_correlation
-from burnish.rewards.judging.options import JudgeOptions
+from burnish.rewards.judging.options import JudgeOptions, label_value
+from burnish.rewards.judging.verdicts import Scale
 from burnish.types import Prompt
 
 
@@ -40,7 +41,7 @@ def test_more_labels_by_rank() -> None:
 
 def rows(*labels: Any) -> list[Prompt]:
     return [
-        Prompt(str(number), text="Q?", answer="x" * number, columns={"human": label})
+        Prompt(str(number), text="Q?", columns={"human": label, "response": "x" * number})
         for number, label in enumerate(labels, 1)
     ]
 
@@ -54,8 +55,10 @@ def test_a_judge_is_asked_about_labelled_rows_only(stub_judge: Any, make_scorer:
     assert (found.kind, found.rows, found.value) == ("accuracy", 4, 0.75)
     with pytest.raises(DataError, match="row 2"):
         measure_agreement(rows("GOOD", "fine"), scorer, options)
-    with pytest.raises(DataError, match="no row"):
-        measure_agreement(rows(None), scorer, options)
+    assert measure_agreement(rows(None, ""), scorer, options) is None
+    assert [label_value(Scale.of([1, 10]), text) for text in ("2", " 7.5", "True")] == [2, 7.5, 1]  # of a CSV file
+    unanswered = Prompt("1", text="Q?", answer="gold", columns={"human": "GOOD"})
+    assert measure_agreement([unanswered], scorer, options) is None
 
 
 def test_a_judge_that_gives_no_verdict_is_no_agreement(stub_judge: Any, make_scorer: Any) -> None:

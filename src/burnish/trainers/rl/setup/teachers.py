@@ -15,6 +15,7 @@ from burnish.errors import ConfigError
 from burnish.forward.lanes import Lanes
 from burnish.models.distillation import Teachers
 from burnish.models.endpoint_teacher import endpoint_teacher
+from burnish.models.folders import resolve_source
 from burnish.models.loading import LoadedModel, load_model, load_outline
 from burnish.models.reference import FrozenReference
 from burnish.models.roles import Reference
@@ -109,6 +110,7 @@ def check_teachers(config: RlConfig, loaded: LoadedModel) -> dict[str, int | Non
     them. Reads no weights."""
     contexts: dict[str, int | None] = {OWN_POLICY: loaded.context_length}
     for field, path in config.named_teacher_paths.items():
+        resolve_source(path, field=field)
         outline = load_outline(teacher_model(config, path))
         check_vocabulary(field, path, outline.tokenizer, loaded.tokenizer)
         contexts[path] = outline.context_length
