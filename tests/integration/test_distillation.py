@@ -105,6 +105,9 @@ def test_a_teacher_and_its_estimator_need_each_other(taught: BuildRl) -> None:
         taught(algorithm="grpo")
     with pytest.raises(ConfigError, match="reward_coef is set, but there are no rewards to add"):
         taught("algorithm.estimator_options.reward_coef=1")
+    for word in ("algorithm.dynamic_sampling=true", "domains={a: {train: x.jsonl, normalize: running}}"):
+        with pytest.raises(ConfigError, match="is set, but only the teacher decides what is learned"):
+            taught(word)
     with pytest.raises(ModelError, match=r"teacher.path './nowhere' does not exist"):
         train(taught(teacher="./nowhere"))
 
@@ -143,6 +146,7 @@ def test_what_whole_distributions_cannot_be_compared_with(taught: BuildRl) -> No
         "rollout.temperature=0.7": "rollout.temperature",
         "algorithm.entropy_coef=0.1": "algorithm.entropy_coef",
         "algorithm.estimator_options.reward_coef=1": "algorithm.estimator_options",
+        "domains={a: {train: x.jsonl, loss_weight: 3}}": "domains.a.loss_weight",
     }.items():
         with pytest.raises(ConfigError, match=rf"{field} .*but teacher.compare is vocabulary"):
             taught(words, teacher=whole)

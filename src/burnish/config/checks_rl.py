@@ -39,6 +39,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_full_sharding(config),
         *_vocabulary(config),
         *_teachers(config),
+        *_unpaid(config),
         *_endpoints(config),
         *_own_process(config),
         *offload(config.cluster, _absent(config) | _alone(config)),
@@ -186,6 +187,23 @@ def _teachers(config: RlFields) -> Iterator[Problem]:
         yield Problem("cluster.own_process", message, "remove teacher from it, or use no teacher `policy`")
 
 
+def _unpaid(config: RlFields) -> Iterator[Problem]:
+    """Refuse what only scores move where none are trained on: the groups of a teacher all carry a signal."""
+    if not config.teaches_alone or config.algorithm.estimator_options.get("reward_coef"):
+        return
+    for domain in domain_settings(config):
+        section, difficulty = f"domains.{domain.name}", domain.difficulty
+        for field, is_on in (
+            (domain.place("algorithm.dynamic_sampling"), domain.dynamic_sampling),
+            (f"{section}.difficulty.min_spread", difficulty is not None and bool(difficulty.min_spread)),
+            (f"{section}.normalize", domain.own.normalize != "none"),
+            (f"{section}.reward_clip", domain.own.reward_clip is not None),
+        ):
+            if is_on:
+                message = "is set, but only the teacher decides what is learned, and no score"
+                yield Problem(field, message, "remove it, or set algorithm.estimator_options.reward_coef")
+
+
 def _endpoints(config: RlFields) -> Iterator[Problem]:
     """Refuse teachers that are in two places or in none, and what an endpoint cannot do."""
     because, temperature = "but the teacher is at an endpoint", config.rollout.temperature
@@ -226,6 +244,13 @@ def _vocabulary(config: RlFields) -> Iterator[Problem]:
     if config.rollout.temperature != 1:
         message = f"is {config.rollout.temperature:g}, {because}, which compares distributions at temperature 1"
         yield Problem("rollout.temperature", message, "remove it, or set compare: sampled")
+    for name, domain in config.domains.items():
+        weights = domain.model_dump(
+            include={"loss_weight", "difficulty_weight", "length_weight"}, exclude_defaults=True
+        )
+        for field, value in weights.items():
+            message = f"is {value}, {because}: there are no advantages to weigh"
+            yield Problem(f"domains.{name}.{field}", message, "remove it, or set compare: sampled")
     for name, value in config.algorithm.model_dump(exclude_defaults=True).items():
         if name not in _WITH_VOCABULARY:
             message = f"is {value}, {because}: its loss has no advantages, ratios or further terms"

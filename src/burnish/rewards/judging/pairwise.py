@@ -31,7 +31,7 @@ def round_robin(count: int, opponents: int, seed: str) -> list[tuple[int, int]]:
     """Draw pairs such that each of `count` players meets `opponents` others, or all others if there are not more.
 
     With fewer opponents than others, these are the first rounds of a round robin in an order drawn from the seed: each
-    round pairs everybody once (with an odd number one rests), and nobody meets anybody twice.
+    round pairs everybody once (of an odd number one rests and has a meeting less), and nobody meets anybody twice.
     """
     if count - 1 <= opponents:
         return [(first, second) for first in range(count) for second in range(first + 1, count)]
