@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import math
 import signal
 import sys
 import sysconfig
@@ -14,8 +15,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from burnish.errors import BurnishError, ConfigError
 from burnish.outside.shortage import is_out_of_memory
@@ -149,6 +150,28 @@ def find_class(name: str, *, field: str, methods: Sequence[str], protocol: str) 
 def is_outside(name: str) -> bool:
     """Return whether a name in the run file refers to a plugin (`package.module:name`, `path/to/file.py:name`)."""
     return ":" in name
+
+
+_IN_WORDS = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false", NoneType: "null"}
+
+
+def why_not(kind: Any, value: object) -> str:
+    """What to write instead of a value that is not strictly of this type (text is no number, true is not 1); empty for
+    one that is. kind: a class, a union, a list of a type, words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        reasons = [why_not(one, value) for one in inner]
+        return ", or ".join(reasons) if all(reasons) else ""
+    if origin is Literal:
+        return "" if value in inner else f"one of {', '.join(map(str, inner))}"
+    if origin in (Sequence, tuple):
+        fits = isinstance(value, (list, tuple)) and not any(why_not(inner[0], item) for item in value)
+        return "" if fits else f"a list of: {_IN_WORDS[inner[0]]}"
+    if kind is float:
+        fits = isinstance(value, (int, float)) and math.isfinite(value)
+    else:
+        fits = kind is Any or isinstance(value, origin or kind)
+    return "" if fits and (not isinstance(value, bool) or kind in (bool, Any)) else _IN_WORDS.get(kind, str(kind))
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
         target = adapted(target, system)
     check_options(target, spec.label, spec.options)
     if spec.name in BUILT_INS:
-        BUILT_INS[spec.name].check_words(spec.name, spec.options)
+        BUILT_INS[spec.name].check_types(spec.name, spec.options)
     if inspect.isclass(target):
         call = _construct(target, spec)
         return LoadedReward(spec, call, read_signature(call, spec.label, ()))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
+from burnish.errors import ConfigError
+from burnish.outside.plugins import why_not
 from burnish.rewards.builtins.reading_rows import check_word
 
 
@@ -34,12 +36,14 @@ class BuiltIn:
         """The options: parameters of the class, each annotated with its type and one line of help."""
         return inspect.signature(self.load(), eval_str=True).parameters
 
-    def check_words(self, reward: str, given: Mapping[str, Any]) -> None:
-        """Raise ConfigError for an option whose type lists words, if its value is none of them."""
+    def check_types(self, reward: str, given: Mapping[str, Any]) -> None:
+        """Raise ConfigError for an option whose value is not of the option's type."""
         for name, option in self.parameters().items():
             kind = option.annotation.__origin__
             if name in given and get_origin(kind) is Literal:
                 check_word(reward, name, given[name], get_args(kind))
+            elif name in given and (wrong := why_not(kind, given[name])):
+                raise ConfigError(f"option {name} of reward {reward!r} is {given[name]!r}", remedy=f"write {wrong}")
 
     @property
     def options(self) -> dict[str, str]:

@@ -282,8 +282,8 @@ class _Text:
             elif failed:
                 yield False, f"not reached: {text}"
         yield from ((False, detail) for detail in failed)
-        if not failed and not self._outcomes:
-            yield True, ""  # it asserts nothing, but would have raised
+        if not failed and not self._outcomes:  # what asserts nothing would have raised
+            yield not self._asserts, "no assertion was reached"
 
     def _others(self, name: str, value: Any) -> list[str]:
         """Why functions and classes of tests that the text has defined fail."""

@@ -77,6 +77,7 @@ def test_layouts_are_recognised() -> None:
         ({"test_cases": [{"name": "x"}]}, "an object has name, but neither"),
         ({"test_cases": {"a": 1}}, "must be a list of objects"),
         ({"test_list": [1]}, "test_list must be a text or a list of texts"),
+        ({"test_list": [], "test": None}, "column 'test_list' is empty: it tests nothing"),
     ],
 )
 def test_tests_that_cannot_be_read_are_an_error(columns: dict[str, Any], why: str) -> None:
@@ -91,6 +92,7 @@ def test_the_last_block_that_defines_the_function_is_the_program() -> None:
     assert program(prelude + usage, task) == "def double(x):\n    return 2 * x\n"
     assert program("def double(x): return 2 * x", task) == "def double(x): return 2 * x"
     assert program("```py\nx = 1", task) == "x = 1"  # cut off
+    assert program(f"{usage}\n```\ndef double(x): return x\n```", task) == "def double(x): return x\n"
 
 
 RESPONSES = {

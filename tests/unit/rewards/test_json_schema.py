@@ -84,6 +84,8 @@ def test_blocks_of_other_languages_are_not_its_json() -> None:
         ('```\n"""\n    ```\n"""\n```', [("", '"""\n    ```\n"""\n')]),
         ("```\n1\n```python\n2\n```\n3", [("", "1\n```python\n2\n")]),
         ("```\n1", [("", "1")]),
+        ("````py\n1\n```\n2\n````\n3", [("py", "1\n```\n2\n")]),
+        ("~~~\n1\n~~~~\n2", [("", "1\n")]),
         ("``` no end of line", []),
     ],
 )

@@ -94,6 +94,7 @@ def test_an_assertion_counts_once_however_often_it_is_reached(judged: Any) -> No
 def test_what_was_not_reached_because_something_raised_has_failed(judged: Any) -> None:
     text = "assert double(1) == 2\nx = nowhere(1)\nassert double(2) == 4"
     assert passed(judged({"texts": [text]})) == [True, False, False]
+    assert passed(judged({"texts": ["for n in up(0):\n    assert n"]})) == [False]
 
 
 def test_a_text_that_asserts_nothing_but_would_have_raised_is_one_test(judged: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from burnish.config.secrets import hidden_name
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code_tests import CodeTask, is_program, task_of_row
-from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, blocks_in, check_word
+from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, blocks_in, check_word, fenced_blocks
 from burnish.sandbox.confinement import TIERS
 from burnish.sandbox.job import AssertTests, FunctionTests, Grade, Limits, ProgramTests, Runner
 from burnish.sandbox.trial import opened
@@ -101,13 +101,15 @@ def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, 
 
 
 def program(response: str, task: CodeTask) -> str:
-    """Extract the program of a response, after its thoughts: its last block marked as Python that defines what the
-    tests call, else its last such block, else the same among unmarked blocks, else the whole response. Code that does
-    not define it continues the row's beginning of a program: as it is written or, if that does not compile, indented as
-    the body of the last function there."""
+    """Extract the program of a response, after its thoughts: its last block marked as Python, or not marked, that
+    defines what the tests call, else its last block marked as Python, else the last one not marked, else the whole
+    response. Without a name to call, the first of these does not apply. Code that does not define it continues the
+    row's beginning of a program: as it is written or, if that does not compile, indented as the body of the last
+    function there."""
     text = after_thoughts(response)
     blocks = blocks_in(text, _PYTHON)
-    defining = [block for block in blocks if task.is_defined_in(dedent(block))]
+    named = blocks if task.entry is None else [block for mark, block in fenced_blocks(text) if mark in (*_PYTHON, "")]
+    defining = [block for block in named if task.is_defined_in(dedent(block))]
     written = (defining or blocks or [text])[-1]
     code = dedent(written) if blocks else written
     if task.beginning is None or task.is_defined_in(code):

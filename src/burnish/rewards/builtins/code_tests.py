@@ -95,6 +95,9 @@ def _called_names(texts: Sequence[str]) -> set[str]:
     return called - bound - set(vars(builtins))
 
 
+_COLUMNS = ("test", "test_list", "input_output", "public_test_cases", "private_test_cases", "test_cases")
+
+
 def task_of_row(columns: Mapping[str, Any], answer: Any) -> CodeTask | None:
     """The task of a row; None if it has no tests. NoScoreError for tests that cannot be read."""
     if isinstance(columns.get("test"), str) and columns.get("entry_point"):
@@ -110,7 +113,12 @@ def task_of_row(columns: Mapping[str, Any], answer: Any) -> CodeTask | None:
     held = json_or(None, answer)
     if isinstance(held, dict) and "inputs" in held:
         return _inputs_and_outputs(held)
-    return _listed(held, "answer") if isinstance(held, list) and held and isinstance(held[0], dict) else None
+    if isinstance(held, list) and held and isinstance(held[0], dict):
+        return _listed(held, "answer")
+    for name in _COLUMNS:
+        if columns.get(name) in ("", [], {}):
+            raise NoScoreError(f"column {name!r} is empty: it tests nothing")
+    return None
 
 
 def _human_eval(columns: Mapping[str, Any]) -> CodeTask:

@@ -14,10 +14,11 @@ _TAGS = "think|thinking|thought|reasoning"
 _END_OF_THOUGHTS = re.compile(rf"</(?:{_TAGS})>|\[/THINK\]|◁/think▷|<\|channel\|>final<\|message\|>")
 # At the beginning of a line: a program or a text may mention the tag.
 _OPEN_THOUGHTS = re.compile(rf"^[ \t]*+(?:<(?:{_TAGS})>|\[THINK\]|◁think▷|<\|channel\|>analysis)", re.MULTILINE)
-# The closing fence is not indented deeper than the opening one, so that a fence inside a docstring does not end the
-# block, and no word touches it. Repeats are possessive, so that a long line does not take quadratic time.
+# The closing fence is as long as the opening one and not indented deeper, so that a fence inside a docstring does not
+# end the block, and no word touches it. Repeats are possessive, so that a long line does not take quadratic time.
 _FENCE = re.compile(
-    r"^([ \t]*+)```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^(?!\1[ \t])[ \t]*+```(?=\s|\Z)|\Z)", re.DOTALL | re.MULTILINE
+    r"^([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^(?!\1[ \t])[ \t]*+\2[`~]*+(?=\s|\Z)|\Z)",
+    re.DOTALL | re.MULTILINE,
 )
 
 
@@ -62,7 +63,7 @@ def after_thoughts(response: str) -> str:
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """The language (in lower case; empty for none) and the content of each block between fences (```), in the order of
     the text. The last one may lack its closing fence."""
-    return [(language.lower(), block) for _, language, block in _FENCE.findall(text)]
+    return [(language.lower(), block) for _, _, language, block in _FENCE.findall(text)]
 
 
 def blocks_in(text: str, languages: Sequence[str]) -> list[str]:

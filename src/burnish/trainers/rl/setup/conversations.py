@@ -37,6 +37,7 @@ from burnish.data.template import ChatFormat, Template
 from burnish.errors import ConfigError, DataError
 from burnish.models.loading import LoadedModel
 from burnish.observability.console import say
+from burnish.outside.plugins import why_not
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.rl.setup.agents import Agents, open_agents, open_host
 from burnish.trainers.rl.setup.feeds import with_template
@@ -330,10 +331,12 @@ def _server(tool: ToolConfig, field: str) -> McpServer:
 
 
 def _options(kind: Callable[..., Options], given: dict[str, Any], what: str) -> Options:
-    """ConfigError for an option that does not exist."""
-    known: Sequence[str] = list(inspect.signature(kind).parameters)
-    for name in given:
+    """ConfigError for an option that does not exist, or whose value is not of its type."""
+    known = inspect.signature(kind, eval_str=True).parameters
+    for name, value in given.items():
         if name not in known:
-            remedy = did_you_mean(name, known, f"options: {', '.join(known)}")
+            remedy = did_you_mean(name, list(known), f"options: {', '.join(known)}")
             raise ConfigError(f"{what} has no option {name!r}", remedy=remedy)
+        if wrong := why_not(known[name].annotation, value):
+            raise ConfigError(f"{what}: option {name} is {value!r}", remedy=f"write {wrong}")
     return kind(**given)
