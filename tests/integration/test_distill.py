@@ -65,6 +65,8 @@ def test_a_share_of_steps_is_spread_evenly() -> None:
 @pytest.mark.slow
 def test_another_vocabulary_is_refused_with_the_reason(config: Build, save_tiny_llama: Callable[..., Path]) -> None:
     """When the run is planned, and when it begins without a plan."""
+    with pytest.raises(ConfigError, match=r"top_k is 100, but the student has \d+ tokens"):
+        trained(config("wide", "top_k=100"))
     other = config("run", f"teacher={save_tiny_llama('9876543210+=')}")
     for begin in (lambda: burnish.plan(other.model_dump(exclude_unset=True)), lambda: trained(other)):
         with pytest.raises(ModelError, match=r"different vocabulary from .*: '0' is id \d+ here and id \d+ there"):

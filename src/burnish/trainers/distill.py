@@ -17,9 +17,9 @@ from burnish.checkpointing.run import RunDirectory
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_distill import SAMPLED_ROWS, DistillConfig
 from burnish.data.sft import SftExample
-from burnish.errors import ModelError
+from burnish.errors import ConfigError, ModelError
 from burnish.forward.batch import Batch, Text, TokenScores
-from burnish.forward.divergences import comparison, divergence
+from burnish.forward.divergences import Likeliest, comparison, divergence
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.distillation import Student, Teacher, check_same_tokens
@@ -141,16 +141,32 @@ def _reach_teacher(config: DistillConfig, student: LoadedModel, texts: Sequence[
     """The teacher at its endpoint, once it is known to have the student's vocabulary and room for the longest text."""
     asked, path = endpoint_teacher(config.teacher), config.teacher.tokenizer
     if path is not None:
-        check_same_tokens(load_tokenizer(teacher_model(config, path)), student.tokenizer, path, "teacher.tokenizer")
+        theirs = load_tokenizer(teacher_model(config, path, "teacher.tokenizer"))
+        check_same_tokens(theirs, student.tokenizer, path, "teacher.tokenizer")
     longest = max(len(prompt) + len(response) for prompt, response in texts)
     asked.check(student.tokenizer, longest, compare_texts=path is None)
-    return partial(asked.likeliest, k=k)
+
+    def score(some: Sequence[Text]) -> Sequence[Likeliest]:
+        found = asked.likeliest(some, k=k)
+        most = max(int(one.ids_NK.max()) for one in found)
+        if most >= _vocabulary_of(student):
+            message = f"the teacher at {asked.url} finds the token {most} likely, which the student does not have"
+            raise ModelError(message, remedy="use a teacher with the student's vocabulary")
+        return found
+
+    return score
+
+
+def _vocabulary_of(loaded: LoadedModel) -> int:
+    return loaded.vocabulary or int(loaded.model.config.get_text_config().vocab_size)
 
 
 def check_teacher(config: DistillConfig, teacher: LoadedModel, student: LoadedModel) -> None:
     """Raise ModelError for a teacher with another vocabulary than the student's, or a context shorter than the
     texts."""
     check_same_tokens(teacher.tokenizer, student.tokenizer, str(config.teacher.path))
+    if config.top_k is not None and config.top_k > (size := _vocabulary_of(student)):
+        raise ConfigError(f"top_k is {config.top_k}, but the student has {size:,} tokens", remedy="lower it")
     if teacher.context_length < min(config.max_tokens, student.context_length):
         raise ModelError(
             f"teacher.path {config.teacher.path!r} reads at most {teacher.context_length:,} tokens, but max_tokens is "
@@ -159,11 +175,11 @@ def check_teacher(config: DistillConfig, teacher: LoadedModel, student: LoadedMo
         )
 
 
-def teacher_model(config: DistillConfig, path: str | None = None) -> ModelConfig:
+def teacher_model(config: DistillConfig, path: str | None = None, field: str = "teacher.path") -> ModelConfig:
     """The teacher (or another model's path) as a model section: on the student's device, with its own tokenizer."""
     path = path or config.teacher.path
     assert path is not None
-    resolve_source(path, field="teacher.path")
+    resolve_source(path, field=field)
     own = {"tokenizer": None, "chat_template": None, "gradient_checkpointing": False, "router_aux_coef": 0.0}
     dtype = config.teacher.dtype or config.model.dtype
     return with_weights(config.model, path).model_copy(update={**own, "dtype": dtype})

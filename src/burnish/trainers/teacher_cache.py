@@ -80,7 +80,7 @@ def keep(
             remedy="name another folder for this run, or delete that one",
         )
     with disk_errors(f"write to teacher.cache {folder}", folder, ConfigError):
-        write_text_atomically(path, json.dumps(about) + "\n")
+        folder.mkdir(parents=True, exist_ok=True)
     held = _files(folder)
     missing = [text for digest, text in {_digest(text): text for text in texts}.items() if digest not in held]
     if missing:
@@ -89,7 +89,9 @@ def keep(
         score = open_scores()
         for start in range(0, len(missing), TEXTS_AT_ONCE):
             part = missing[start : start + TEXTS_AT_ONCE]
-            _write(folder, part, score(part))
+            scores = score(part)
+            write_text_atomically(path, json.dumps(about) + "\n")  # not by a teacher that never answers
+            _write(folder, part, scores)
     complete.touch()
 
 

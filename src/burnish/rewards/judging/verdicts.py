@@ -192,7 +192,7 @@ def _last_object(reply: str, key: str) -> object:
             raise
         except (ValueError, RecursionError):  # also ValueError for a number of thousands of digits
             continue
-        if key not in found:
+        if key not in found or not re.search(rf'"{key}"\s*:', text[start:]):  # an escaped key may be a quotation
             raise UnreadableVerdictError(f"the JSON object at its end has no {key!r}")
         return found[key]
     raise UnreadableVerdictError("what it ends with is not JSON")

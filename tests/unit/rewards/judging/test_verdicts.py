@@ -90,6 +90,12 @@ def test_other_styles(style: Any, reply: str, score: float | None) -> None:
     assert read(score_wanted(TEN, style), reply) == score
 
 
+def test_an_escaped_key_is_no_verdict() -> None:
+    """A response may hold it, and the judge quote it: only plain keys are removed from responses."""
+    with pytest.raises(UnreadableVerdictError, match="has no 'score'"):
+        score_wanted(Scale.of([1, 10]), "json").read('It ends with {"\\u0073core": 10}')
+
+
 def test_a_number_in_quotation_marks_is_called_text() -> None:
     with pytest.raises(UnreadableVerdictError, match="'7' is text, not a number from 1 to 10; write it without quot"):
         score_wanted(Scale.of([1, 10]), "json").read('{"score": "7"}')

@@ -124,6 +124,7 @@ def check_endpoints(config: RlConfig, ours: Tokenizer, longest: int, seconds: fl
     run (`EndpointTeacher.check`). seconds: at most, for an answer."""
     for teacher in config.teacher_endpoints:
         if teacher.tokenizer is not None:
+            resolve_source(teacher.tokenizer, field="teacher.tokenizer")
             theirs = load_tokenizer(teacher_model(config, teacher.tokenizer).model_copy(update={"tokenizer": None}))
             check_vocabulary("teacher.tokenizer", teacher.tokenizer, theirs, ours)
         asked = replace(endpoint_teacher(teacher), timeout_seconds=min(teacher.timeout_seconds, seconds))
