@@ -11,7 +11,7 @@ from burnish.config.schema_evaluation import RlEvaluationConfig
 from burnish.config.schema_reward import RewardConfig
 from burnish.config.schema_rl import RlFields
 from burnish.config.schema_rollout import ConversationConfig
-from burnish.words import suggestion
+from burnish.words import did_you_mean, suggestion
 
 
 def check_domains(config: RlFields) -> Iterator[Problem]:
@@ -195,18 +195,24 @@ def _partner(conversation: ConversationConfig, section: str) -> Iterator[Problem
         yield Problem(
             section, "has no tools, no environment and no agent", f"set {section}.tools or {section}.environment"
         )
-    if conversation.agent is None and conversation.agent_options:
-        yield Problem(f"{section}.agent_options", f"is set, but {section}.agent is not", f"set {section}.agent")
     if (conversation.environment or "").startswith("agent:"):
         yield Problem(f"{section}.environment", "names an agent", f"set {section}.agent, without `agent:`")
-    if conversation.environment_options and conversation.environment is None:
-        field = f"{section}.environment_options"
-        yield Problem(field, f"is set, but {section}.environment is not", f"set {section}.environment")
+    has_agent, has_environment = conversation.agent is not None, conversation.environment is not None
+    for field, owner, is_used in (
+        ("agent_options", "agent", has_agent),
+        ("agent_settings", "agent", has_agent),
+        ("environment_options", "environment", has_environment),
+        ("same_start", "environment", has_environment or has_agent),
+        ("open_timeout_seconds", "environment", has_environment or has_agent),
+    ):
+        if not is_used and vars(conversation)[field] not in ({}, ConversationConfig.model_fields[field].default):
+            yield Problem(f"{section}.{field}", f"is set, but {section}.{owner} is not", f"set {section}.{owner}")
     seen = set[str]()
     for index, tool in enumerate(conversation.tools):
         if tool.options and not tool.is_served:
             message = f"is set, but {tool.name} is a function, which has no options"
-            yield Problem(f"{section}.tools.{index}.options", message, "remove it")
+            remedy = did_you_mean(tool.name, names.SERVED_TOOLS, "remove it")
+            yield Problem(f"{section}.tools.{index}.options", message, remedy)
         if tool.name in seen and tool.name != names.MCP_TOOL:
             yield Problem(f"{section}.tools.{index}", f"{tool.name!r} is listed twice", "remove one of them")
         seen.add(tool.name)

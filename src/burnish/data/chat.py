@@ -123,8 +123,8 @@ def plain_text(prompt: Prompt) -> str:
     """The prompt without a chat template. DataError if it has tools or tool calls, which only a template can write."""
     if prompt.tools:
         raise DataError(
-            f"prompt {prompt.id}: the row offers tools, which only a chat template can write",
-            remedy="set data.chat: always (conversations: auto), or rename the column `tools`",
+            f"prompt {prompt.id} offers tools, its row's or the conversation's, which only a chat template can write",
+            remedy="set data.chat: always (conversations: auto), or rename the column `tools` if it is something else",
         )
     if prompt.text is not None:
         return prompt.text

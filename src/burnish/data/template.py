@@ -134,7 +134,7 @@ class Template:
         if reads is None:
             return
         if self.tools and "tools" not in reads.variables:
-            raise _left_out_error(where, "the row offers tools")
+            raise _left_out_error(where, "tools are offered")
         for number, message in enumerate(messages, start=1):
             if message.tool_calls and "tool_calls" not in reads.attributes:
                 raise _left_out_error(where, f"message {number} ({message.role}) has tool_calls")
@@ -317,5 +317,5 @@ def _is_in(message: Message, text: str) -> bool:
 def _left_out_error(where: str, has: str, *, what: str = "it") -> DataError:
     return DataError(
         f"{where}: {has}, but the chat template leaves {what} out",
-        remedy="set model.chat_template to one that writes it, or remove it from the data",
+        remedy="set model.chat_template to one that writes it, or do without it (in the data, or in conversation)",
     )

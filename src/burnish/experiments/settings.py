@@ -18,6 +18,7 @@ from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import ConfigError
 from burnish.experiments.runs import short_name
 
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _ODD = re.compile(r"[^\w.+-]+")
 _LONGEST_NAME = 120
@@ -53,7 +54,9 @@ def settings_of(
         if key in given:
             raise ConfigError(f"{key} is given twice", remedy=f"write its values in one word: {key}=a,b")
         given[key] = list(_values(text))
-    given.pop(OUTPUT, None)  # the sweep's folder, which its caller takes from the words
+    # The sweep's folder, which its caller takes from the words.
+    if len(given.pop(OUTPUT, [])) > 1 or any(OUTPUT in entry for entry in listed):
+        raise ConfigError("output is the folder of the sweep, and each run gets its own below it", remedy="name one")
     fixed = [f"{key}={values[0]}" for key, values in given.items() if len(values) == 1]
     several = {key: values for key, values in given.items() if len(values) > 1}
     chosen = [
@@ -91,8 +94,10 @@ def _values(text: str) -> Iterator[str]:
             yield value
             continue
         first, last = int(limits[1]), int(limits[2])
-        if not 0 <= last - first < _MOST_RUNS:
+        if last < first:
             raise ConfigError(f"{value} is not a range", remedy="write the lower number first, as in 0..4")
+        if last - first >= _MOST_RUNS:
+            raise ConfigError(f"{value} are more than {_MOST_RUNS:,} values", remedy="sweep over fewer")
         yield from map(str, range(first, last + 1))
 
 
@@ -142,16 +147,18 @@ def _names(chosen: Sequence[tuple[Choice, ...]]) -> list[str]:
     fields = list(dict.fromkeys(key for choices in chosen for key, _ in choices))
     short = {key: short_name(key, fields) for key in fields}
     plain = [",".join(f"{short[key]}={_folder_text(value)}" for key, value in choices) for choices in chosen]
-    found: dict[str, None] = {}
+    found: dict[tuple[tuple[str, str | float], ...], str] = {}
     for name, choices in zip(plain, chosen, strict=True):
         if len(name) > _LONGEST_NAME or plain.count(name) > 1:
             digest = hashlib.sha256(json.dumps(choices).encode()).hexdigest()[:8]
             name = f"{name[:_LONGEST_NAME]}-{digest}"
-        if name in found:
+        meant = tuple((key, float(value) if _NUMBER.fullmatch(value) else value) for key, value in choices)
+        if meant in found:
             raise ConfigError(f"two runs of the sweep are the same: {name}", remedy="give each value once")
-        found[name] = None
-    return list(found)
+        found[meant] = name
+    return list(found.values())
 
 
 def _folder_text(value: str) -> str:
-    return _ODD.sub("-", value.strip("'\"")).strip("-") or "empty"
+    bare = value.strip("'\"")
+    return "-" * bare.startswith("-") + (_ODD.sub("-", bare).strip("-") or "empty")

@@ -6,6 +6,7 @@ named after its settings, so the same sweep again skips what is finished and con
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -253,15 +254,17 @@ class _Training:
 
 
 def last_error(log: Path, begin: int, status: int) -> str:
-    """The message with which a command ended: the line `error: ...`, or else the last that it printed from `begin`
-    on."""
+    """The message with which a command ended: the line `error: ...` and the indented ones below it, or else the last
+    that it printed from `begin` on."""
     with log.open("rb") as file:
         file.seek(max(begin, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     if status < 0:
         return f"killed by signal {-status} ({signal.strsignal(-status)})"
-    found = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
-    return found.removeprefix("error: ").strip() or f"exit status {status}"
+    start = max((place for place, line in enumerate(lines) if line.startswith("error: ")), default=len(lines) - 1)
+    more = itertools.takewhile(lambda line: line.startswith("  "), lines[start + 1 :])
+    found = " ".join(line.strip() for line in [*lines[start : start + 1], *more])
+    return found.removeprefix("error: ") or f"exit status {status}"
 
 
 def _print(text: str) -> None:

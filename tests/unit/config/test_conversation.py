@@ -59,6 +59,8 @@ def game(**fields: Any) -> dict[str, Any]:
     [
         ({}, {}, "conversation has no tools, no environment and no agent"),
         ({**TALK, "environment_options": {"a": 1}}, {}, "conversation.environment is not"),
+        ({**TALK, "same_start": False}, {}, "conversation.environment is not"),
+        ({"tools": {"pyton": {"state": "kept"}}}, {}, "did you mean 'python'"),
         ({"tools": {"name": "calculator", "options": {"a": 1}}}, {}, "calculator is a function, which has no options"),
         ({"tools": ["calculator", "calculator"]}, {}, "'calculator' is listed twice"),
         ({**TALK, "max_turn_tokens": 65}, {"rollout": {"max_response_tokens": 64}}, "all turns together may have 64"),

@@ -100,7 +100,7 @@ def test_parquet_and_jsonl_give_the_same_tokens(jsonl, full, tmp_path) -> None:
     [
         ({"messages": [USER, CALL]}, "message 2 (assistant) has tool_calls, but the chat template leaves it out"),
         ({"messages": [USER, ANSWER | {"reasoning_content": "r"}]}, "message 2 (assistant) has reasoning_content"),
-        ({"messages": [USER, ANSWER], "tools": [TOOL]}, "the row offers tools, but the chat template leaves it out"),
+        ({"messages": [USER, ANSWER], "tools": [TOOL]}, "tools are offered, but the chat template leaves it out"),
     ],
 )
 def test_what_a_template_does_not_read_is_refused(jsonl, chat_tokenizer, row: dict, words: str) -> None:

@@ -76,6 +76,7 @@ def test_names_are_short_unique_and_safe() -> None:
     assert len({one.name for one in alike}) == 2
     rates = settings_of(["optimization.learning_rate=1,2", "critic.learning_rate=3,4"])
     assert rates[0].name == "optimization.learning_rate=1,critic.learning_rate=3"
+    assert [one.name for one in settings_of(["a=-1,1"])] == ["a=-1", "a=1"]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,9 @@ def test_names_are_short_unique_and_safe() -> None:
         (["seed=4..0"], "4..0 is not a range"),
         (["seed=1,2", "seed=3"], "seed is given twice"),
         (["seed=1,1"], "two runs of the sweep are the same"),
+        (["rate=1e-3,0.001"], "two runs of the sweep are the same"),
+        (["seed=0..20000"], "more than 10,000 values"),
+        (["seed=1,2", "output=a,b"], "output is the folder of the sweep"),
         (["seed=0..9999", "steps=1,2"], "20,000 runs"),
     ],
 )

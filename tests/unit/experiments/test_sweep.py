@@ -65,7 +65,7 @@ def test_a_failed_run_does_not_end_the_others_and_says_why(swept: Callable[..., 
     runs, said = swept("seed=0..2"), list[str]()
     train_all(runs, "run.yaml", jobs=2, say=said.append)
     assert states(runs) == ["finished", "failed", "finished"]
-    assert runs[1].error == "seed 1 is bad"
+    assert runs[1].error == "seed 1 is bad -> take another"
     assert said[0] == "3 runs"
     assert runs[0].log.read_text() == "begin 0\n"
     assert runs[1].folder.name == "seed=1"

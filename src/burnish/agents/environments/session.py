@@ -102,6 +102,8 @@ class Session:
 
     def _open(self, row: Mapping[str, Json], seed: int) -> Json:
         """Start the environment; what it adds to the prompt."""
+        own = row.get("seed")
+        seed = own % 2**32 if isinstance(own, int) and not isinstance(own, bool) else seed
         _seed(seed)  # for environments that take no seed
         if self.source is None:
             return None

@@ -52,9 +52,10 @@ def _load(entry: str, where: str) -> LoadedTool:
     elif is_outside(entry) and place and name:
         function = _function(place, name, f"{where} has {entry!r}")
     else:
-        ways = f"use {', '.join(BUILT_INS)}, path/to/file.py:function or module:function"
+        known = [*BUILT_INS, "python", "mcp"]  # the last two are served, not loaded
+        ways = f"use {', '.join(known)}, path/to/file.py:function or module:function"
         raise ConfigError(
-            f"{where} has {entry!r}, which is not a built-in tool", remedy=did_you_mean(entry, BUILT_INS, ways)
+            f"{where} has {entry!r}, which is not a built-in tool", remedy=did_you_mean(entry, known, ways)
         )
     return LoadedTool(name, schema_of(function, name=name), function)
 

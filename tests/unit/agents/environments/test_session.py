@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -112,7 +113,8 @@ def test_a_conversation(asked: Asked) -> None:
     assert asked.ask("reward") == [{"reward": 3.0, "clean": True}]
     assert toy.closed == 1
     assert asked.session.environment is None  # another one may follow
-    assert asked.ask("open", row={}, seed=5) == [{"opening": None}]
+    assert asked.ask("open", row={"seed": 77}, seed=5) == [{"opening": None}]
+    assert random.random() == random.Random(77).random()
 
 
 def test_calls_of_the_environment_keep_their_order(asked: Asked) -> None:

@@ -114,6 +114,8 @@ class Mine:
             return [ToolCall("f", {})]
         if text == "list":
             return Parsed(text, [ToolCall("f", {})])
+        if text == "arguments":
+            return Parsed(text, (ToolCall("f", [1]),))
         return Parsed("", (ToolCall(text, {}),))
 
 class Deaf:
@@ -137,7 +139,7 @@ def test_a_parser_of_the_users(place: str) -> None:
     assert parser.parse("f") == Parsed("", (ToolCall("f", {}),))
     with pytest.raises(RolloutError, match=r"Mine' failed: ValueError: no such thing \(.*my_parser.py:7\)"):
         parser.parse("fail")
-    for text in ("odd", "list"):
+    for text in ("odd", "list", "arguments"):
         with pytest.raises(RolloutError, match="Mine' returned"):
             parser.parse(text)
 

@@ -85,12 +85,20 @@ class _Checked:
         with calling_outside(f"{FIELD} {self._name!r}", RolloutError):
             parsed = self._parser.parse(text, tools)
         match parsed:
-            case Parsed(str(), tuple(calls)) if all(isinstance(call, (ToolCall, MalformedCall)) for call in calls):
+            case Parsed(str(), tuple(calls)) if all(map(_is_whole, calls)):
                 return parsed
         raise RolloutError(
             f"{FIELD} {self._name!r} returned {repr(parsed)[:200]}",
-            remedy="return burnish.agents.tools.calls.Parsed(content, calls); calls are ToolCall or MalformedCall",
+            remedy="return burnish.agents.tools.calls.Parsed(content, calls); calls are ToolCall(name, arguments by "
+            "name) or MalformedCall(text, reason)",
         )
+
+
+def _is_whole(call: object) -> bool:
+    match call:
+        case ToolCall(str(), dict()) | MalformedCall(str(), str()):
+            return True
+    return False
 
 
 def recognise(render: Render) -> str:
