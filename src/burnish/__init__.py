@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from burnish import algorithms, demo, losses, rewards
     from burnish.api.evaluating import Evaluation, evaluate
-    from burnish.api.metrics import MetricsTable
     from burnish.api.planning import RunPlan, plan
     from burnish.api.policy import Policy, Response
     from burnish.api.rollouts import RecordedRollout
@@ -33,7 +32,6 @@ __all__ = [
     "BurnishError",
     "Evaluation",
     "Message",
-    "MetricsTable",
     "Policy",
     "RecordedRollout",
     "Response",
@@ -59,7 +57,6 @@ __all__ = [
 
 _HOMES = {
     "api.evaluating": ("Evaluation", "evaluate"),
-    "api.metrics": ("MetricsTable",),
     "api.planning": ("RunPlan", "plan"),
     "api.policy": ("Policy", "Response"),
     "api.rollouts": ("RecordedRollout",),

@@ -6,6 +6,9 @@ an error as one message and exits with code 2. Any other exception is a bug in B
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class BurnishError(Exception):
     """Base of all expected errors.
@@ -76,3 +79,12 @@ class OffloadError(BurnishError):
 
 class DivergenceError(BurnishError):
     """A loss or gradient is not finite. Raised before the optimizer step, so the weights are still good."""
+
+
+@contextmanager
+def needing(packages: str, kind: type[BurnishError], what: str) -> Iterator[None]:
+    """Raise `kind`, for `what` needs them, if these packages (as pip names them) cannot be imported in the block."""
+    try:
+        yield
+    except ImportError as error:
+        raise kind(f"{what} ({error})", remedy=f"pip install {packages}") from error

@@ -30,7 +30,6 @@ from burnish.observability.recorder import recorded_files
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from burnish.api.metrics import MetricsTable
     from burnish.trainers.interrupt import StopRequest
 
 WEIGHTS_FOLDER = "policy"  # of a checkpoint; `burnish.trainers.result` would import torch
@@ -75,9 +74,8 @@ class Run:
         return run_config(self.output).config
 
     @property
-    def metrics(self) -> DataFrame | MetricsTable:
-        """Every metric of every step: a pandas table with the step as its index if pandas is installed, else a light
-        table. Either way `run.metrics["reward/mean"]` is that metric over the steps."""
+    def metrics(self) -> DataFrame:
+        """Every metric of every step: a pandas table with the step as its index."""
         return metrics_table(self._rows())
 
     @property

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.board.answers import Board, Query
-from burnish.errors import BurnishError, ConfigError
-from burnish.outside.listening import UVICORN, Admission, RefusedError, check_secret, needs_packages, read_body
+from burnish.errors import BurnishError, ConfigError, needing
+from burnish.outside.listening import UVICORN, Admission, RefusedError, check_secret, read_body
 from burnish.types import Json
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def check_address(host: str, key: str | None) -> None:
 def application(board: Board, key: str | None = None, ended: Callable[[], bool] = lambda: False) -> Starlette:
     """Make the board's ASGI application. `ended`: the server is to stop, so streams of events end. ConfigError if
     starlette is not installed."""
-    with needs_packages(ConfigError, "the board"):
+    with needing("'burnish[serve]'", ConfigError, "the board needs starlette and uvicorn"):
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.middleware import Middleware
@@ -110,7 +110,7 @@ def application(board: Board, key: str | None = None, ended: Callable[[], bool] 
 
 def serve(board: Board, listener: socket.socket, key: str | None = None) -> None:
     """Answer until Ctrl-C. ConfigError if uvicorn is not installed."""
-    with needs_packages(ConfigError, "the board"):
+    with needing("'burnish[serve]'", ConfigError, "the board needs starlette and uvicorn"):
         import uvicorn
     app = application(board, key, lambda: server.should_exit)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from burnish.board.report import write_report
@@ -17,8 +17,7 @@ from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
 
 ACCURACY = "eval/accuracy"
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Bit of the dot at (row, column) in a braille character."""
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,43 +114,20 @@ def next_steps(folder: DemoFolder, page: Path) -> list[str]:
 
 
 def plot_curve(steps: Sequence[float], values: Sequence[float], title: str, width: int = 60, height: int = 12) -> str:
-    """A curve in braille characters of two by four dots: `height` lines of `width` characters, with the range of values
-    on the left and steps below."""
+    """A curve as columns of eighths of a character: `height` lines of `width` characters, with the range of values on
+    the left and steps below."""
     low, high = _range(values)
-    canvas = _draw(_scaled(steps, min(steps), max(steps), width * 2), _scaled(values, low, high, height * 4), height)
-    lines = ["".join(chr(0x2800 + canvas.get((row, column), 0)) for column in range(width)) for row in range(height)]
+    drawn = np.interp(np.linspace(steps[0], steps[-1], width), steps, values)
+    eighths = np.rint((drawn - low) / (high - low) * (8 * height - 1)).astype(int) + 1  # at least one, so that it shows
+    rows = [np.clip(eighths - 8 * row, 0, 8) for row in reversed(range(height))]
+    lines = ["".join(_EIGHTHS[count] for count in row) for row in rows]
     return "\n".join([title, *_framed(lines, low, high, steps, width)])
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    if low == high:
-        margin = abs(low) * 0.1 or 1.0
-        return low - margin, high + margin
-    return low, high
-
-
-def _scaled(values: Sequence[float], low: float, high: float, size: int) -> list[int]:
-    span = high - low or 1.0
-    return [round((value - low) / span * (size - 1)) for value in values]
-
-
-def _draw(xs: Sequence[int], ys: Sequence[int], height: int) -> dict[tuple[int, int], int]:
-    """(row from the top, column) -> the dots of that character. `ys` count upwards."""
-    canvas: dict[tuple[int, int], int] = {}
-    for x, y in _points(xs, ys):
-        (row, dot_row), (column, dot_column) = divmod(4 * height - 1 - y, 4), divmod(x, 2)
-        canvas[row, column] = canvas.get((row, column), 0) | _DOTS[dot_row][dot_column]
-    return canvas
-
-
-def _points(xs: Sequence[int], ys: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The dots of the line through the data points."""
-    yield xs[0], ys[0]
-    for (x0, x1), (y0, y1) in zip(pairwise(xs), pairwise(ys), strict=True):
-        length = max(abs(x1 - x0), abs(y1 - y0), 1)
-        for i in range(1, length + 1):
-            yield round(x0 + (x1 - x0) * i / length), round(y0 + (y1 - y0) * i / length)
+    margin = 0.0 if low < high else abs(low) * 0.1 or 1.0
+    return low - margin, high + margin
 
 
 def _framed(lines: Sequence[str], low: float, high: float, steps: Sequence[float], width: int) -> Iterator[str]:

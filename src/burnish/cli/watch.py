@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, needing
 
 Folders = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or folders of runs.")]
 
@@ -24,8 +24,6 @@ def watch_runs(folders: Folders = None) -> None:
 
     from burnish.board.runs import Runs
 
-    try:
+    with needing("'burnish[watch]'", ConfigError, "burnish watch needs textual"):
         from burnish.board.terminal import WatchApp
-    except ImportError as error:
-        raise ConfigError("burnish watch needs textual", remedy="pip install 'burnish[watch]'") from error
     WatchApp(Runs.below(folders or ["runs"])).run()

@@ -25,14 +25,13 @@ import numpy as np
 
 from burnish.config import names
 from burnish.data.rows import plain_row
-from burnish.errors import BurnishError, DataError
+from burnish.errors import BurnishError, DataError, needing
 from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
 PACKAGE = "reasoning-gym"
-REMEDY = "pip install 'burnish[reasoning-gym]'"
 _OWN = ("size", "seed")
 """Parameters of every task, which belong to the source."""
 _NO_TASK = ("composite",)  # a mixture of others, as a source already is
@@ -119,10 +118,8 @@ def is_mathematics(text: str) -> bool:
 
 
 def _registry() -> Mapping[str, tuple[type, type]]:
-    try:
+    with needing("'burnish[reasoning-gym]'", DataError, "reasoning_gym needs the package reasoning-gym"):
         from reasoning_gym.factory import DATASETS
-    except ImportError as error:
-        raise DataError("reasoning_gym needs the package reasoning-gym", remedy=REMEDY) from error
     return DATASETS
 
 

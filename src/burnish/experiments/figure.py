@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, needing
 from burnish.experiments.statistics import Interval
 from burnish.observability.atomic import writing
 
@@ -29,13 +29,9 @@ def draw(curves: Sequence[Curve], path: Path, *, metric: str, threshold: float |
     """Write the figure and return its path. ConfigError for another suffix, or without matplotlib."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"the figure {path} has no known suffix", remedy=f"use one of {', '.join(SUFFIXES)}")
-    try:
+    with needing("'burnish[figures]'", ConfigError, "a figure needs matplotlib, which is not installed"):
         from matplotlib import rc_context
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "a figure needs matplotlib, which is not installed", remedy="pip install 'burnish[figures]'"
-        ) from error
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.subplots()
     for number, curve in enumerate(curves):

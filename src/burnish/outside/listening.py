@@ -30,15 +30,6 @@ UVICORN: Mapping[str, Any] = {
 """Settings of all servers."""
 
 
-@contextmanager
-def needs_packages(kind: type[BurnishError], what: str) -> Iterator[None]:
-    """Raise `kind` if starlette or uvicorn, which `what` needs, cannot be imported in the block."""
-    try:
-        yield
-    except ImportError as error:
-        raise kind(f"{what} needs starlette and uvicorn", remedy="pip install 'burnish[serve]'") from error
-
-
 def check_secret(host: str, secret: str | None, kind: type[BurnishError], would: str, option: str) -> None:
     """Raise `kind` for an address that other machines can reach without a secret. would: what a server there does for
     them. option: of the command, for the secret."""

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from burnish.errors import SandboxError
-from burnish.outside.listening import UVICORN, Admission, RefusedError, check_secret, gone, needs_packages, read_body
+from burnish.errors import SandboxError, needing
+from burnish.outside.listening import UVICORN, Admission, RefusedError, check_secret, gone, read_body
 from burnish.sandbox.job import Limits, Output, Program, Runner
 from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, job_of, limits_of
 
@@ -55,7 +55,7 @@ class Served(Runner, Protocol):
 
 def application(sandbox: Served, service: SandboxService) -> Starlette:
     """The server as an ASGI application. Raises SandboxError where starlette is not installed."""
-    with needs_packages(SandboxError, "a sandbox server"):
+    with needing("'burnish[serve]'", SandboxError, "a sandbox server needs starlette and uvicorn"):
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
         from starlette.responses import JSONResponse, PlainTextResponse
@@ -105,7 +105,7 @@ def serve(sandbox: Served, service: SandboxService, listener: socket.socket) -> 
     SandboxError as in `check_address`, and where starlette or uvicorn is missing."""
     check_address(listener.getsockname()[0], service.token)
     app = application(sandbox, service)
-    with needs_packages(SandboxError, "a sandbox server"):
+    with needing("'burnish[serve]'", SandboxError, "a sandbox server needs starlette and uvicorn"):
         import uvicorn
 
     class Server(uvicorn.Server):

@@ -31,7 +31,7 @@ from burnish.distributed.pool import RolloutPool, Worker
 from burnish.distributed.ranks import RankSite
 from burnish.distributed.reward_models import ROLE, RewardModelProcess
 from burnish.distributed.team import Rendezvous, joined
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, needing
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.forward.team import Slices
@@ -134,14 +134,8 @@ def _site(config: RunConfig, rank: TorchrunRank | None) -> AbstractContextManage
 
 
 def _ray_site() -> AbstractContextManager[Site]:
-    try:
+    with needing("'burnish[ray]'", ConfigError, "cluster.backend is ray, but Ray is not installed"):
         from burnish.distributed.ray_workers import RaySite
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ConfigError(
-            "cluster.backend is ray, but Ray is not installed", remedy="pip install 'burnish[ray]'"
-        ) from error
     return RaySite()
 
 

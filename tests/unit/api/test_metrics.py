@@ -1,32 +1,13 @@
-"""The table of a run's metrics, with pandas and without."""
+"""The table of a run's metrics."""
 
 from __future__ import annotations
 
-import math
-import sys
-
-import pytest
-
-from burnish.api.metrics import MetricsTable, metrics_table, shown
+from burnish.api.metrics import metrics_table, shown
 
 ROWS = [{"step": 0, "eval/accuracy": 0.5}, {"step": 1, "reward/mean": 0.25}, {"step": 2, "reward/mean": 0.75}]
 
 
-def test_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    table = metrics_table(ROWS)
-    assert isinstance(table, MetricsTable)
-    assert table.steps == [0, 1, 2]
-    assert table["reward/mean"][1:] == [0.25, 0.75]
-    assert math.isnan(table["reward/mean"][0])
-    assert list(table) == ["eval/accuracy", "reward/mean"]
-    with pytest.raises(KeyError):
-        table["reward/std"]
-    assert repr(table) == shown(ROWS)
-
-
-def test_with_pandas() -> None:
-    pytest.importorskip("pandas", reason="pandas is not installed")
+def test_a_table_has_a_row_for_each_step() -> None:
     table = metrics_table(ROWS)
     assert list(table.index) == [0, 1, 2]
     assert list(table["reward/mean"])[1:] == [0.25, 0.75]

@@ -14,7 +14,7 @@ import pytest
 import burnish
 
 NAMES = [
-    "BurnishError", "Evaluation", "Message", "MetricsTable", "Policy", "RecordedRollout", "Response", "Rollout", "Run",
+    "BurnishError", "Evaluation", "Message", "Policy", "RecordedRollout", "Response", "Rollout", "Run",
     "RunPlan", "Score", "algorithms", "demo", "distill", "evaluate", "load_run", "losses", "plan", "prefer",
     "reward_model", "rewards", "sft", "sweep", "table", "train",
 ]  # fmt: skip

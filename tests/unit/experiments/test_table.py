@@ -208,7 +208,7 @@ def test_a_figure_without_matplotlib_says_what_to_install(
         return original(module, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"not installed\n.*burnish\[figures\]"):
+    with pytest.raises(ConfigError, match=r"not installed .*\n.*burnish\[figures\]"):
         table(two_by_three).figure(tmp_path / "out.svg")
 
 

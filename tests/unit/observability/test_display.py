@@ -147,10 +147,9 @@ def test_a_rising_line_goes_from_bottom_left_to_top_right() -> None:
     assert lines[1].startswith("  1 ┤")
     assert lines[4].startswith("  0 ┤")
     grid = [line.split("┤")[-1].split("│")[-1] for line in lines[1:5]]
-    assert grid[3][0] != "\u2800"
-    assert grid[0][-1] != "\u2800"
-    assert grid[0][0] == "\u2800"
-    assert grid[3][-1] == "\u2800"
+    assert grid[3][0] == "▁"
+    assert grid[0][-1] == grid[3][-1] == "█"
+    assert grid[0][0] == " "
     assert lines[-1].split() == ["0", "step", "10"]
 
 

@@ -31,7 +31,7 @@ from burnish.agents.endpoint.requests import (
 )
 from burnish.agents.endpoint.responses import Response as ResponseForm
 from burnish.agents.endpoint.responses import read_response
-from burnish.errors import RolloutError
+from burnish.errors import RolloutError, needing
 from burnish.outside.listening import (
     LOOPBACK,
     UVICORN,
@@ -40,7 +40,6 @@ from burnish.outside.listening import (
     check_secret,
     gone,
     listening,
-    needs_packages,
     read_body,
     url_of,
 )
@@ -76,7 +75,7 @@ class Service:
 
 def application(desk: Desk, service: Service) -> Starlette:
     """The server as an ASGI application. RolloutError if starlette is not installed."""
-    with needs_packages(RolloutError, "a server for agents"):
+    with needing("'burnish[serve]'", RolloutError, "a server for agents needs starlette and uvicorn"):
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.middleware import Middleware
@@ -261,7 +260,7 @@ def _as_response(replies: Sequence[Reply]) -> tuple[Body, Iterator[str]]:
 
 
 def _uvicorn(app: Starlette, service: Service) -> uvicorn.Server:
-    with needs_packages(RolloutError, "a server for agents"):
+    with needing("'burnish[serve]'", RolloutError, "a server for agents needs starlette and uvicorn"):
         import uvicorn
     return uvicorn.Server(
         uvicorn.Config(

@@ -16,7 +16,7 @@ from burnish.agents.environments.instance import Instance, Maker
 from burnish.agents.environments.protocol import Opening, Step
 from burnish.agents.environments.tool_class import public_methods
 from burnish.agents.environments.values import messages_of, step_of, text_of, type_name
-from burnish.errors import ConfigError, EnvironmentFailedError
+from burnish.errors import ConfigError, EnvironmentFailedError, needing
 from burnish.types import Json
 
 _LIBRARIES = ("gymnasium", "gym")
@@ -46,10 +46,8 @@ def is_of_library(kind: type) -> bool:
 
 def gymnasium_source(name: str, options: Mapping[str, Json], wanted: str) -> GameSource:
     """Games that `gymnasium.make(ID)` makes. `reset` gets the seed alone. Raises ConfigError for an unknown ID."""
-    try:
+    with needing("gymnasium", ConfigError, f"{wanted}, but gymnasium is not installed"):
         package = importlib.import_module("gymnasium")
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{wanted}, but gymnasium is not installed", remedy="pip install gymnasium") from error
     try:
         package.spec(name)
     except package.error.Error as error:

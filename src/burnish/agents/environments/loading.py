@@ -11,18 +11,14 @@ from burnish.agents.environments.games import GameSource, gymnasium_source, is_g
 from burnish.agents.environments.instance import Instance, Maker, check_options
 from burnish.agents.environments.protocol import EnvironmentSource
 from burnish.agents.environments.tool_class import ToolClassSource
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, needing
 from burnish.outside.plugins import calling_outside, find_member
 from burnish.types import Json
 
 
 def _openenv_source(url: str, options: Mapping[str, Json], wanted: str) -> EnvironmentSource:
-    try:
+    with needing("'burnish[openenv]'", ConfigError, f"{wanted}, which needs the package websockets"):
         from burnish.agents.environments.openenv import openenv_source
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{wanted}, which needs the package websockets", remedy="pip install 'burnish[openenv]'"
-        ) from error
     return openenv_source(url, options, wanted)
 
 

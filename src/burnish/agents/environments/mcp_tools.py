@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from burnish.agents.tools.calls import ToolError
 from burnish.config.secrets import hidden_name, masked_command
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, needing
 from burnish.types import Json
 
 if TYPE_CHECKING:
@@ -352,9 +352,5 @@ def _reason(error: BaseException) -> str:
 
 
 def _check_sdk() -> None:
-    try:
+    with needing("'burnish[mcp]'", ConfigError, "tools of MCP servers need the package mcp, version 2"):
         from mcp import Client  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"tools of MCP servers need the package mcp, version 2 ({error})", remedy="pip install 'burnish[mcp]'"
-        ) from error

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from burnish.errors import ConfigError, RewardError
+from burnish.errors import ConfigError, RewardError, needing
 from burnish.outside.reading import strict_json
 from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, last_block, parsed
 from burnish.types import Score
@@ -33,12 +33,8 @@ class JsonSchema:
         column: Annotated[str | None, "the column with the schema (default json_schema, else schema)"] = None,
         whole: Annotated[bool, "the whole response must be JSON, without a block or a word around it"] = False,
     ) -> None:
-        try:
+        with needing("'burnish[json-schema]'", RewardError, "reward 'json_schema' needs the package jsonschema"):
             import jsonschema  # noqa: F401  reported here, before anything is sampled
-        except ImportError as error:
-            raise RewardError(
-                "reward 'json_schema' needs the package jsonschema", remedy="pip install 'burnish[json-schema]'"
-            ) from error
         self._schema, self._columns, self._whole = schema, SCHEMA_COLUMNS if column is None else (column,), whole
         if schema is not None:
             try:

@@ -29,7 +29,7 @@ from burnish.config.names import AUTO_PARSER, KEEP_THINKING, MCP_TOOL, PYTHON_TO
 from burnish.config.schema import RlConfig
 from burnish.config.schema_rl import SandboxConfig
 from burnish.config.schema_rollout import ConversationConfig, ToolConfig
-from burnish.config.secrets import hidden_name
+from burnish.config.secrets import key_in
 from burnish.data.chat import uses_template
 from burnish.data.histories import HistoryEncoder
 from burnish.data.prompts import PromptSet
@@ -304,19 +304,11 @@ def _python(
             f"{field}: python has {options.seconds:g} s for a call, and its time limit is {limits.seconds:g} s",
             remedy="raise timeout_seconds of the tool, or call_timeout_seconds, or lower its option seconds",
         )
-    token = None
-    if sandbox.token_variable is not None:
-        token = os.environ.get(sandbox.token_variable, "").strip()
-        if not token:
-            raise ConfigError(
-                f"sandbox.token_variable names {hidden_name(sandbox.token_variable)}, which is not set",
-                remedy="set it where the run is started",
-            )
     return open_python_tool(
         options,
         tier=sandbox.tier,
         url=sandbox.url,
-        token=token,
+        token=key_in(sandbox.token_variable, "sandbox.token_variable"),
         conversations=conversation.max_open,
         at_once=limits.at_once,
     )
