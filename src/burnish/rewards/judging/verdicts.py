@@ -60,9 +60,10 @@ class Scale:
         """Map a judge's score to 0 to 1. UnreadableVerdictError if it is not on this scale."""
         if self.labels:
             found = {word.casefold(): number for word, number in self.labels}
-            if not isinstance(value, str) or value.strip().casefold() not in found:
+            said = str(value).strip().casefold() if isinstance(value, (str, int, float)) else ""  # a word may be 5
+            if said not in found:
                 raise UnreadableVerdictError(f"{_shown(value)} is not {self.described()}")
-            return found[value.strip().casefold()]
+            return found[said]
         if isinstance(value, str):
             raise UnreadableVerdictError(
                 f"{_shown(value)} is text, not {self.described()}; write it without quotation marks"

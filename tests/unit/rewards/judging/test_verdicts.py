@@ -90,6 +90,10 @@ def test_other_styles(style: Any, reply: str, score: float | None) -> None:
     assert read(score_wanted(TEN, style), reply) == score
 
 
+def test_a_word_of_the_scale_may_be_a_number() -> None:
+    assert score_wanted(Scale.of({"5": 1, "1": 0}), "json").read('{"score": 5}') == 1
+
+
 def test_an_escaped_key_is_no_verdict() -> None:
     """A response may hold it, and the judge quote it: only plain keys are removed from responses."""
     with pytest.raises(UnreadableVerdictError, match="has no 'score'"):
