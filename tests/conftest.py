@@ -152,6 +152,15 @@ def stories_model(shared_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def stories(shared_dir: Path) -> Path:
+    """The stories that this model has learned, where they are at hand."""
+    path = shared_dir / "data" / "tinystories" / "tinystories.txt"
+    if not path.is_file():
+        pytest.skip(f"no stories at {path}")
+    return path
+
+
+@pytest.fixture(scope="session")
 def gone() -> Callable[..., bool]:
     """Waits until no process has this id, and says whether that came to pass: `gone(pid, seconds=20.0)`."""
 

@@ -7,10 +7,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from runs import rows_of
+from runs import rollouts_of, rows_of
 from scripts import load_script
 
 from burnish.cli import main
@@ -28,11 +27,6 @@ WITH_TORCHRUN = "examples/cluster_torchrun/run.yaml"
 def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("COLUMNS", "200")
-
-
-def recorded(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "rollouts" / "step-000001.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture
@@ -68,7 +62,7 @@ def test_custom_reward_run(custom_task: list[str], tmp_path: Path) -> None:
     assert main(["rl", CUSTOM, *custom_task, *words]) == 0
     weights = {r.name.partition(":")[2]: r.weight for r in load_run_file(CUSTOM).config.rewards}
     assert set(weights) == {"solved", "overlap", "judged", "Brief", "prefix", "details"}
-    for line in recorded(tmp_path / "run"):
+    for line in rollouts_of(tmp_path / "run"):
         parts = line["reward_parts"]
         assert line["status"] == "ok"
         assert line["reward"] == pytest.approx(sum(weight * parts[name] for name, weight in weights.items()))
@@ -222,7 +216,7 @@ def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, 
     assert [row["step"] for row in measured] == [0, 1, 2]
     assert "eval/accuracy" in measured[0]
     assert measured[1]["kl/reference"] == pytest.approx(0.0, abs=1e-5)
-    lines = recorded(tmp_path / "run")
+    lines = rollouts_of(tmp_path / "run")
     assert len(lines) == 2 * 8
     assert {line["status"] for line in lines} == {"ok"}
 

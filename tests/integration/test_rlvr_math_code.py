@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from runs import ctrl_c_in_step
+from runs import ctrl_c_in_step, lines_of
 
 from burnish.cli import main
 from burnish.errors import SandboxError
@@ -78,13 +78,9 @@ def prepared(prepare: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
 def test_every_kind_of_instruction_comes_often(prepared: Path) -> None:
     for split, number, least in (("train", 800, 32), ("test", 160, 6)):
-        rows = lines(prepared / f"instructions_{split}.jsonl")
+        rows = lines_of(prepared / f"instructions_{split}.jsonl")
         assert len(rows) == len({row["prompt"] for row in rows}) == number
         named = [name for row in rows for name in row["instruction_id_list"]]
         assert set(named) == set(INSTRUCTIONS)
@@ -94,7 +90,7 @@ def test_every_kind_of_instruction_comes_often(prepared: Path) -> None:
 @pytest.mark.slow
 def test_the_instructions_of_a_row_can_be_followed_together(prepared: Path) -> None:
     reward, scores = Instructions(), []
-    for row in lines(prepared / "instructions_train.jsonl") + lines(prepared / "instructions_test.jsonl"):
+    for row in lines_of(prepared / "instructions_train.jsonl") + lines_of(prepared / "instructions_test.jsonl"):
         asked = (row["instruction_id_list"], row["kwargs"])
         followed, ignored = reward(row["gold_response"], *asked), reward("No.", *asked)
         assert followed is not None
@@ -105,18 +101,18 @@ def test_the_instructions_of_a_row_can_be_followed_together(prepared: Path) -> N
 
 
 def test_training_and_evaluation_share_no_topic(prepare: ModuleType, prepared: Path) -> None:
-    trained = " ".join(row["prompt"] for row in lines(prepared / "instructions_train.jsonl"))
-    for row in lines(prepared / "instructions_test.jsonl"):
+    trained = " ".join(row["prompt"] for row in lines_of(prepared / "instructions_train.jsonl"))
+    for row in lines_of(prepared / "instructions_test.jsonl"):
         (topic,) = [topic for topic in prepare.HELD_OUT_TOPICS if topic in row["prompt"]]
         assert topic not in trained
 
 
 def test_rows_are_the_same_each_time(prepare: ModuleType, prepared: Path) -> None:
-    assert [*prepare.instructions("test")] == lines(prepared / "instructions_test.jsonl")
+    assert [*prepare.instructions("test")] == lines_of(prepared / "instructions_test.jsonl")
 
 
 def test_programming_tasks(prepare: ModuleType, prepared: Path) -> None:
-    train, test = (lines(prepared / f"mbpp_{split}.jsonl") for split in ("train", "test"))
+    train, test = (lines_of(prepared / f"mbpp_{split}.jsonl") for split in ("train", "test"))
     assert [(row["task_id"], row["call"]) for row in train] == [
         (3, "triple(2)"),
         (601, "area(1)"),
@@ -239,12 +235,12 @@ def run(swaps: list[str], tmp_path: Path) -> Callable[[str], Path]:
 @pytest.mark.slow
 def test_each_domain_is_scored_by_its_own_reward(run: Callable[[str], Path]) -> None:
     folder = run("run")
-    rollouts = [line for file in sorted(folder.glob("rollouts/step-*.jsonl")) for line in lines(file)]
+    rollouts = [line for file in sorted(folder.glob("rollouts/step-*.jsonl")) for line in lines_of(file)]
     assert len(rollouts) == 2 * 8 * 2
     for line in rollouts:
         assert line["status"] == "ok"
         assert {name.partition("/")[0] for name in line["reward_parts"]} == {DOMAINS[line["domain"]]}
-    first, *trained = lines(folder / "metrics.jsonl")
+    first, *trained = lines_of(folder / "metrics.jsonl")
     assert len(trained) == 2
     for row in trained:
         assert row["domain/math/prompts"] == 4
@@ -263,5 +259,5 @@ def test_a_resumed_run_is_the_same(run: Callable[[str], Path], trace: Callable[[
     expected = trace(run("whole"))
     with ctrl_c_in_step(1):
         run("halves")
-    assert lines(tmp_path / "halves" / "metrics.jsonl")[-1]["step"] == 1
+    assert lines_of(tmp_path / "halves" / "metrics.jsonl")[-1]["step"] == 1
     assert trace(run("halves")) == expected

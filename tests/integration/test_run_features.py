@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from runs import rollouts_of, rows_of
 
 from burnish.algorithms.statistics import pass_at_k
 from burnish.config.schema import RlConfig
@@ -31,12 +32,7 @@ CHAT = "{% for message in messages %}[{{ message['content'] }}]{% endfor %}{% if
 def trained(config: RlConfig) -> list[Row]:
     """Metrics of a run, step by step."""
     train_rl(config, console=Console(quiet=True))
-    return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
-
-
-def rollouts(config: RlConfig, name: str = "step-000001") -> list[dict[str, Any]]:
-    text = (Path(config.output) / "rollouts" / f"{name}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return rows_of(config.output)
 
 
 def policy_folder(config: RlConfig) -> Path:
@@ -150,7 +146,7 @@ def test_weighted_sources_show_by_domain(tiny_run: TinyRun, tiny_task: Path) -> 
         },
     )
     (row,) = trained(config)
-    lines = rollouts(config)
+    lines = rollouts_of(config.output)
     for domain, prompts in (("often", 6), ("seldom", 2)):
         rewards = [line["reward"] for line in lines if line["domain"] == domain]
         assert len(rewards) == prompts * config.rollout.group_size
@@ -197,7 +193,7 @@ def test_conversations_go_through_the_template_and_end_at_any_end_token(
         data={"train": str(data)},
     )
     trained(config)
-    lines = rollouts(config)
+    lines = rollouts_of(config.output)
     tokenizer = AutoTokenizer.from_pretrained(chat_model)
     assert {tokenizer.decode(line["prompt_tokens"]) for line in lines} == {"[0][1+2=]("}
     stopped = [line["token_texts"] for line in lines if line["finish_reason"] == "stop"]
@@ -212,7 +208,7 @@ def test_conversations_go_through_the_template_and_end_at_any_end_token(
 def test_stop_texts_end_a_response_and_stay_in_it(tiny_run: TinyRun) -> None:
     config = tiny_run("steps=1", rollout={"max_prompt_tokens": 8, "max_response_tokens": 12, "stop": ["7", "1+"]})
     trained(config)
-    texts = ["".join(line["token_texts"]) for line in rollouts(config)]
+    texts = ["".join(line["token_texts"]) for line in rollouts_of(config.output)]
     assert {"7", "+", "$"} <= {text[-1] for text in texts}
     for text in texts:
         assert text.find("7") in (-1, len(text) - 1)
@@ -244,7 +240,7 @@ def test_dapo_refills_constant_groups(tiny_run: TinyRun) -> None:
     config = tiny_run("steps=1", "algorithm.max_refills=20", algorithm="dapo")
     (row,) = trained(config)
     groups: dict[int, list[dict[str, Any]]] = {}
-    for line in rollouts(config):
+    for line in rollouts_of(config.output):
         groups.setdefault(line["group_id"], []).append(line)
     constant = {number for number, lines in groups.items() if len({line["reward"] for line in lines}) == 1}
     assert row["groups/sampled"] == len(groups) > 4  # some were thrown away,
@@ -331,7 +327,7 @@ def test_estimator_loss_and_sink_from_a_file(tiny_run: TinyRun, tmp_path: Path) 
     algorithm = {"estimator": f"{own}:centred", "estimator_options": {"scale": 2.0}, "loss": f"{own}:plain"}
     config = tiny_run("steps=2", algorithm=algorithm, logging={"sinks": [f"{own}:Lines"]})
     assert all(row["policy/grad_norm"] > 0 for row in trained(config))
-    for line in rollouts(config):
+    for line in rollouts_of(config.output):
         assert line["advantage"] is None or abs(line["advantage"]) <= 2.0
     assert (Path(config.output) / "lines.txt").read_text() == "1\n2\n"
 
