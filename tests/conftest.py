@@ -143,21 +143,28 @@ def shared_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def stories_model(shared_dir: Path) -> Path:
-    """The small real pre-trained model, where it is at hand."""
-    folder = shared_dir / "models" / "stories260k"
-    if not folder.is_dir():
-        pytest.skip(f"no model at {folder}")
-    return folder
+def at_hand(shared_dir: Path) -> Callable[[str], Path]:
+    """Finds a file or folder of the real material; skips the test where it is absent."""
+
+    def find(name: str) -> Path:
+        path = shared_dir / name
+        if not path.exists():
+            pytest.skip(f"no {path}")
+        return path
+
+    return find
 
 
 @pytest.fixture(scope="session")
-def stories(shared_dir: Path) -> Path:
+def stories_model(at_hand: Callable[[str], Path]) -> Path:
+    """The small real pre-trained model, where it is at hand."""
+    return at_hand("models/stories260k")
+
+
+@pytest.fixture(scope="session")
+def stories(at_hand: Callable[[str], Path]) -> Path:
     """The stories that this model has learned, where they are at hand."""
-    path = shared_dir / "data" / "tinystories" / "tinystories.txt"
-    if not path.is_file():
-        pytest.skip(f"no stories at {path}")
-    return path
+    return at_hand("data/tinystories/tinystories.txt")
 
 
 @pytest.fixture(scope="session")

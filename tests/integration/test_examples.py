@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -93,15 +94,13 @@ def test_custom_reward_functions() -> None:
 
 
 @pytest.fixture
-def gsm8k(shared_dir: Path) -> list[str]:
-    folder = shared_dir / "data" / "gsm8k"
-    if not folder.is_dir():
-        pytest.skip(f"no GSM8K at {folder}")
+def gsm8k(at_hand: Callable[[str], Path]) -> list[str]:
+    folder = at_hand("data/gsm8k")
     return [f"data.train.0.path={folder / 'train.jsonl'}", f"data.eval.0.path={folder / 'test.jsonl'}"]
 
 
 @pytest.fixture
-def small_chat_model(shared_dir: Path, tmp_path: Path) -> Path:
+def small_chat_model(at_hand: Callable[[str], Path], tmp_path: Path) -> Path:
     """A tiny random Llama with a real tokenizer that has a chat template."""
     tokenizer_folder = shared_dir / "models" / "minimind_tokenizer"
     if not tokenizer_folder.is_dir():

@@ -16,11 +16,9 @@ import pytest
 from runs import ctrl_c_in_step, lines_of
 
 from burnish.cli import main
-from burnish.errors import SandboxError
-from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.characters import character_tokenizer
 from burnish.rewards.builtins.instruction_checks import INSTRUCTIONS
 from burnish.rewards.builtins.instructions import Instructions
-from burnish.sandbox.trial import strongest
 
 pytest.importorskip("langdetect", reason="langdetect is not installed (pip install 'burnish[instructions]')")
 
@@ -126,20 +124,12 @@ def test_programming_tasks(prepare: ModuleType, prepared: Path) -> None:
         prepare.first_call(full["code"], "assert g(1) == 1")
 
 
-@pytest.fixture(scope="module")
-def sandbox_holds() -> None:
-    try:
-        strongest(processes=1).close()
-    except SandboxError as error:
-        pytest.skip(str(error).splitlines()[0])
-
-
 @pytest.fixture(params=["written", "real"])
 def swaps(request: pytest.FixtureRequest, sandbox_holds: None, prepared: Path, tmp_path: Path) -> list[str]:
     """Overrides that name rows at hand, and a tiny model."""
     problems, tasks = written_rows(tmp_path, prepared)
     if request.param == "real":
-        problems, tasks = real_rows(request.getfixturevalue("shared_dir"), tasks)
+        problems, tasks = real_rows(request.getfixturevalue("at_hand"), tasks)
     words = [f"model.path={write_model(tmp_path / 'model')}", "model.dtype=float32"]
     for split, limit in (("train", 12), ("eval", 6)):
         words += [
@@ -161,14 +151,11 @@ def written_rows(folder: Path, prepared: Path) -> tuple[dict[str, Path], dict[st
 
 
 def real_rows(
-    shared: Path, tasks: dict[str, list[dict[str, Any]]]
+    at_hand: Callable[[str], Path], tasks: dict[str, list[dict[str, Any]]]
 ) -> tuple[dict[str, Path], dict[str, list[dict[str, Any]]]]:
     """HumanEval next to the tasks in the form of MBPP."""
-    programs = shared / "data/humaneval/HumanEval.jsonl.gz"
-    problems = {"train": shared / "data/gsm8k/train.jsonl", "eval": shared / "data/gsm8k/test.jsonl"}
-    for file in (programs, *problems.values()):
-        if not file.is_file():
-            pytest.skip(f"no {file}")
+    programs = at_hand("data/humaneval/HumanEval.jsonl.gz")
+    problems = {"train": at_hand("data/gsm8k/train.jsonl"), "eval": at_hand("data/gsm8k/test.jsonl")}
     assert "canonical_solution" in json.loads(gzip.decompress(programs.read_bytes()).splitlines()[0])
     return problems, {split: [*sources, {"path": str(programs), "limit": 8}] for split, sources in tasks.items()}
 
