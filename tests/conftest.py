@@ -244,16 +244,14 @@ def save_tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
     """Saves a random Llama of one layer with a tokenizer of single characters, `$` its end and `_` its padding, and
     returns the folder; keyword arguments are those of `tiny_llama`."""
 
-    from burnish.models.characters import character_tokenizer, tiny_llama  # torch, which many tests do without
+    from tiny_models import save_llama
+
+    from burnish.models.characters import character_tokenizer  # torch, which many tests do without
 
     def save(alphabet: str, **sizes: Any) -> Path:
-        folder = tmp_path_factory.mktemp("tiny-llama")
-        tokenizer = character_tokenizer(alphabet, eos="$", pad="_")
         small = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "context_length": 32, "seed": 1}
-        ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-        tiny_llama(vocab_size=len(tokenizer), **(small | ends | sizes)).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
+        folder, tokenizer = tmp_path_factory.mktemp("tiny-llama"), character_tokenizer(alphabet, eos="$", pad="_")
+        return save_llama(folder, tokenizer, **(small | sizes))
 
     return save
 

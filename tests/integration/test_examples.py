@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from runs import rollouts_of, rows_of
 from scripts import load_script
+from tiny_models import save_llama
 
 from burnish.cli import main
 from burnish.config.loading import load_run_file
-from burnish.models.characters import tiny_llama
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CUSTOM = "examples/custom_reward/run.yaml"
@@ -102,25 +102,11 @@ def gsm8k(at_hand: Callable[[str], Path]) -> list[str]:
 @pytest.fixture
 def small_chat_model(at_hand: Callable[[str], Path], tmp_path: Path) -> Path:
     """A tiny random Llama with a real tokenizer that has a chat template."""
-    tokenizer_folder = shared_dir / "models" / "minimind_tokenizer"
-    if not tokenizer_folder.is_dir():
-        pytest.skip(f"no tokenizer at {tokenizer_folder}")
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    model = tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        context_length=1024,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    folder = tmp_path / "small-chat-model"
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    tokenizer = AutoTokenizer.from_pretrained(at_hand("models/minimind_tokenizer"))
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "context_length": 1024}
+    return save_llama(tmp_path / "small-chat-model", tokenizer, **sizes)
 
 
 @pytest.mark.slow

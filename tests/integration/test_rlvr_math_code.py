@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from runs import ctrl_c_in_step, lines_of
+from tiny_models import save_llama
 
 from burnish.cli import main
 from burnish.models.characters import character_tokenizer
@@ -165,13 +166,7 @@ def write_model(folder: Path) -> Path:
     tokenizer = character_tokenizer(
         string.printable, eos="\x03", pad="\x04", unk="\x05", context_length=3072, chat_template=TEMPLATE
     )
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    model = tiny_llama(
-        vocab_size=len(tokenizer), hidden_size=16, num_layers=1, num_heads=2, context_length=3072, **ends
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_llama(folder, tokenizer, hidden_size=16, num_layers=1, num_heads=2, context_length=3072)
 
 
 @pytest.mark.slow

@@ -13,12 +13,14 @@ import pytest
 import torch
 from rich.console import Console
 from runs import rollouts_of, rows_of
+from tiny_models import save_llama
+from transformers import GenerationConfig
 
 from burnish.algorithms.statistics import pass_at_k
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.forward.quantized_layers import dequantized, quantized
-from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.characters import character_tokenizer
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.run import evaluate_run
 from burnish.types import Quantization
@@ -159,18 +161,10 @@ def chat_model(tmp_path: Path) -> Path:
     """A random character-level model with a chat template, whose generation config names two end tokens."""
     folder = tmp_path / "chat-model"
     tokenizer = character_tokenizer("0123456789+=[]()", eos="$", pad="_", chat_template=CHAT)
-    model = tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        context_length=32,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(")")]
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_llama(folder, tokenizer, hidden_size=32, num_layers=1, num_heads=2, context_length=32)
+    settings = GenerationConfig.from_pretrained(folder)
+    settings.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(")")]
+    settings.save_pretrained(folder)
     return folder
 
 
