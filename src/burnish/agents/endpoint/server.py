@@ -35,10 +35,10 @@ from burnish.errors import RolloutError
 from burnish.outside.listening import (
     LOOPBACK,
     UVICORN,
-    Admission,
     RefusedError,
     check_secret,
     gone,
+    guarded,
     listening,
     needs_packages,
     read_body,
@@ -77,9 +77,7 @@ class Service:
 def application(desk: Desk, service: Service) -> Starlette:
     """The server as an ASGI application. RolloutError if starlette is not installed."""
     with needs_packages(RolloutError, "a server for agents"):
-        from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
-        from starlette.middleware import Middleware
         from starlette.routing import Route
     counter = _Counter(desk, service)
     posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
@@ -106,14 +104,8 @@ def application(desk: Desk, service: Service) -> Starlette:
         reason = f"there is no {request.method} {request.scope['path']} here"
         return refuse(RefusedError(error.status_code, reason, headers=error.headers))
 
-    admission = Middleware(Admission, secret=service.key, refuse=refuse, open_paths={"/health"})
-    app = Starlette(
-        routes=routes,
-        middleware=[admission],
-        exception_handlers={RefusedError: refused, RecursionError: refused, HTTPException: astray},
-    )
-    app.router.redirect_slashes = False  # to an address that the client has named
-    return app
+    handlers = {RefusedError: refused, RecursionError: refused, HTTPException: astray}
+    return guarded(routes, service.key, refuse, {"/health"}, handlers)
 
 
 class ServerThread:
