@@ -19,6 +19,14 @@ from burnish.config.kinds import find_kind, load
 from burnish.config.schema_run import RunConfig
 from burnish.trainers.telemetry.journal import Journal
 
+SLOW_REWARD = """
+import time
+def digits(response: str, answer: str) -> float:
+    time.sleep(0.01)
+    return sum(a == b for a, b in zip(response, answer)) / 2
+"""
+"""For runs that a test disturbs."""
+
 
 def train(config: RunConfig, *, accept_changes: bool = False) -> tuple[Path, str]:
     """The folder of the run, and what it said."""
