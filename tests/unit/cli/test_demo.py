@@ -12,7 +12,7 @@ from runs import lines_of
 
 from burnish.checkpointing.lock import RunLock
 from burnish.cli import main
-from burnish.cli.demo import make_room, one_thread
+from burnish.cli.demo import make_room
 from burnish.cli.demo_result import Attempt, chosen, counts, show_attempts
 from burnish.config.loading import load_run_file
 from burnish.demo import (
@@ -27,6 +27,7 @@ from burnish.demo import (
     write_run_files,
 )
 from burnish.errors import CheckpointError, ConfigError
+from burnish.machine.matmul_precision import num_threads
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_threads_are_as_before_afterwards() -> None:
     before = torch.get_num_threads()
-    with one_thread():
+    with num_threads(1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
 
