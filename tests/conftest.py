@@ -143,12 +143,28 @@ def shared_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def stories_model(shared_dir: Path) -> Path:
+def at_hand(shared_dir: Path) -> Callable[[str], Path]:
+    """Finds a file or folder of the real material; skips the test where it is absent."""
+
+    def find(name: str) -> Path:
+        path = shared_dir / name
+        if not path.exists():
+            pytest.skip(f"no {path}")
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def stories_model(at_hand: Callable[[str], Path]) -> Path:
     """The small real pre-trained model, where it is at hand."""
-    folder = shared_dir / "models" / "stories260k"
-    if not folder.is_dir():
-        pytest.skip(f"no model at {folder}")
-    return folder
+    return at_hand("models/stories260k")
+
+
+@pytest.fixture(scope="session")
+def stories(at_hand: Callable[[str], Path]) -> Path:
+    """The stories that this model has learned, where they are at hand."""
+    return at_hand("data/tinystories/tinystories.txt")
 
 
 @pytest.fixture(scope="session")
@@ -228,16 +244,14 @@ def save_tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
     """Saves a random Llama of one layer with a tokenizer of single characters, `$` its end and `_` its padding, and
     returns the folder; keyword arguments are those of `tiny_llama`."""
 
-    from burnish.models.characters import character_tokenizer, tiny_llama  # torch, which many tests do without
+    from tiny_models import save_llama
+
+    from burnish.models.characters import character_tokenizer  # torch, which many tests do without
 
     def save(alphabet: str, **sizes: Any) -> Path:
-        folder = tmp_path_factory.mktemp("tiny-llama")
-        tokenizer = character_tokenizer(alphabet, eos="$", pad="_")
         small = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "context_length": 32, "seed": 1}
-        ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-        tiny_llama(vocab_size=len(tokenizer), **(small | ends | sizes)).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
+        folder, tokenizer = tmp_path_factory.mktemp("tiny-llama"), character_tokenizer(alphabet, eos="$", pad="_")
+        return save_llama(folder, tokenizer, **(small | sizes))
 
     return save
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 import torch
+from confining import where_confined
+from runs import lines_of
 
 from burnish.agents.endpoint.server import ServerThread, Service
 from burnish.agents.endpoint.serving import StandingLoop
@@ -29,6 +31,7 @@ from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.distributed import peers
 from burnish.distributed.processes import RoleProcess
 from burnish.rollouts.engine import Sampling
+from burnish.sandbox.trial import strongest
 
 SERVER = """
 import json, os, sys
@@ -285,15 +288,22 @@ def for_the_task() -> Callable[[str], tuple[str, ...]]:
     return lambda preset: FITTED.get(preset, ())
 
 
+@pytest.fixture(scope="session")
+def sandbox_holds() -> None:
+    """Skips the test on a machine where programs cannot be confined."""
+    with where_confined():
+        strongest(processes=1).close()
+
+
 @pytest.fixture
 def tiny_sft(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., SftConfig]:
     """A supervised configuration on the same sums: about six optimizer steps a pass."""
+    for name in ("train", "eval"):
+        rows = lines_of(tiny_task / f"{name}.jsonl")
+        pairs = [{"prompt": row["prompt"], "completion": row["answer"] + "$"} for row in rows]
+        (tmp_path / f"sft-{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
     def build(*overrides: str, **fields: Any) -> SftConfig:
-        for name in ("train", "eval"):
-            rows = [json.loads(line) for line in (tiny_task / f"{name}.jsonl").read_text().splitlines()]
-            pairs = [{"prompt": row["prompt"], "completion": row["answer"] + "$"} for row in rows]
-            (tmp_path / f"sft-{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
         data = {
             "output": str(tmp_path / "run"),
             "model": str(tiny_model),

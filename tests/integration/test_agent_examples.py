@@ -11,8 +11,6 @@ from rich.console import Console
 from scripts import load_script
 
 from burnish.config.loading import load_run_file
-from burnish.errors import SandboxError
-from burnish.sandbox.trial import strongest
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
@@ -62,11 +60,7 @@ def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> T
 
 
 @pytest.fixture
-def python_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Train:
-    try:
-        strongest(processes=1).close()
-    except SandboxError as error:
-        pytest.skip(f"no sandbox holds here: {error}")
+def python_tool(sandbox_holds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Train:
     monkeypatch.chdir(EXAMPLES.parent)
     return trainer_of("python_tool", tmp_path)
 

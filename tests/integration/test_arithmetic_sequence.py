@@ -31,11 +31,8 @@ def tokens(text: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def task(shared_dir: Path) -> Path:
-    folder = shared_dir / "data" / "arithmetic_sequence"
-    if not folder.is_dir():
-        pytest.skip(f"no arithmetic sequences at {folder}")
-    return folder
+def task(at_hand: Callable[[str], Path]) -> Path:
+    return at_hand("data/arithmetic_sequence")
 
 
 @pytest.fixture(scope="module")

@@ -9,22 +9,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from board_runs import line, write_rows, write_step
-from watching import wait_for
+from serving import served
 
 from burnish.board.answers import Board, add_note
 from burnish.board.report import write_report
 from burnish.board.runs import Runs
 from burnish.board.server import application
-from burnish.outside.listening import UVICORN, listening, url_of
+from burnish.outside.listening import url_of
 
-uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright)")
 CHROMIUM = os.environ.get("BURNISH_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
@@ -81,15 +79,9 @@ def write_talk(run: Path) -> None:
 
 @pytest.fixture(scope="module")
 def url(runs: Path) -> Iterator[str]:
-    app = application(Board(Runs.below([str(runs)]), control=True), ended=lambda: server.should_exit)
-    with listening("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        wait_for(lambda: server.started)
+    board = Board(Runs.below([str(runs)]), control=True)
+    with served(lambda ended: application(board, ended=ended)) as listener:
         yield url_of(listener, "127.0.0.1")
-        server.should_exit = True
-        thread.join(30)
 
 
 @pytest.fixture(scope="module")

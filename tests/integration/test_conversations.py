@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 from runs import ctrl_c_in_step, rows_of, trained
+from tiny_models import save_llama
 
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ConfigError, OutageError
-from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.characters import character_tokenizer
 from burnish.models.tokenizers import load_tokenizer
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.run import evaluate_run
@@ -111,14 +112,8 @@ def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("talking-model")
     alphabet = [c for c in string.digits + "+-*/=()[]<>?,.: " + string.ascii_lowercase + '"']
     tokenizer = character_tokenizer(alphabet, eos="$", pad="_", unk="~", context_length=128, chat_template=TEMPLATE)
-    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    model = tiny_llama(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2,
-        context_length=128, seed=1, **special,
-    )  # fmt: skip
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 2, "context_length": 128}
+    return save_llama(folder, tokenizer, seed=1, **sizes)
 
 
 @pytest.fixture

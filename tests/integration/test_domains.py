@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import ctrl_c_in_step, rows_of, trained
+from runs import ctrl_c_in_step, rollouts_of, rows_of, trained
 
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
@@ -67,7 +67,7 @@ def test_three_domains(run: Callable[..., Path]) -> None:
         whole = 0.7 + share
         for name, quota in (("sums", 0.4), ("more", share), ("brief", 0.3)):
             assert abs(wanted[name] - 7 * quota / whole) < 1
-    lines = [json.loads(line) for line in (folder / "rollouts" / "step-000001.jsonl").read_text().splitlines()]
+    lines = rollouts_of(folder)
     assert {tuple(line["reward_parts"]) for line in lines if line["domain"] == "brief"} == {("length",)}
     assert {tuple(line["reward_parts"]) for line in lines if line["domain"] != "brief"} == {("digits",)}
     assert max(len(line["response_tokens"]) for line in lines if line["domain"] == "brief") == 3

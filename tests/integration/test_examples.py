@@ -6,16 +6,16 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from runs import rows_of
+from runs import rollouts_of, rows_of
 from scripts import load_script
+from tiny_models import save_llama
 
 from burnish.cli import main
 from burnish.config.loading import load_run_file
-from burnish.models.characters import tiny_llama
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CUSTOM = "examples/custom_reward/run.yaml"
@@ -28,11 +28,6 @@ WITH_TORCHRUN = "examples/cluster_torchrun/run.yaml"
 def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("COLUMNS", "200")
-
-
-def recorded(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "rollouts" / "step-000001.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture
@@ -68,7 +63,7 @@ def test_custom_reward_run(custom_task: list[str], tmp_path: Path) -> None:
     assert main(["rl", CUSTOM, *custom_task, *words]) == 0
     weights = {r.name.partition(":")[2]: r.weight for r in load_run_file(CUSTOM).config.rewards}
     assert set(weights) == {"solved", "overlap", "judged", "Brief", "prefix", "details"}
-    for line in recorded(tmp_path / "run"):
+    for line in rollouts_of(tmp_path / "run"):
         parts = line["reward_parts"]
         assert line["status"] == "ok"
         assert line["reward"] == pytest.approx(sum(weight * parts[name] for name, weight in weights.items()))
@@ -99,35 +94,19 @@ def test_custom_reward_functions() -> None:
 
 
 @pytest.fixture
-def gsm8k(shared_dir: Path) -> list[str]:
-    folder = shared_dir / "data" / "gsm8k"
-    if not folder.is_dir():
-        pytest.skip(f"no GSM8K at {folder}")
+def gsm8k(at_hand: Callable[[str], Path]) -> list[str]:
+    folder = at_hand("data/gsm8k")
     return [f"data.train.0.path={folder / 'train.jsonl'}", f"data.eval.0.path={folder / 'test.jsonl'}"]
 
 
 @pytest.fixture
-def small_chat_model(shared_dir: Path, tmp_path: Path) -> Path:
+def small_chat_model(at_hand: Callable[[str], Path], tmp_path: Path) -> Path:
     """A tiny random Llama with a real tokenizer that has a chat template."""
-    tokenizer_folder = shared_dir / "models" / "minimind_tokenizer"
-    if not tokenizer_folder.is_dir():
-        pytest.skip(f"no tokenizer at {tokenizer_folder}")
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    model = tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        context_length=1024,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    folder = tmp_path / "small-chat-model"
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    tokenizer = AutoTokenizer.from_pretrained(at_hand("models/minimind_tokenizer"))
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "context_length": 1024}
+    return save_llama(tmp_path / "small-chat-model", tokenizer, **sizes)
 
 
 @pytest.mark.slow
@@ -222,7 +201,7 @@ def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, 
     assert [row["step"] for row in measured] == [0, 1, 2]
     assert "eval/accuracy" in measured[0]
     assert measured[1]["kl/reference"] == pytest.approx(0.0, abs=1e-5)
-    lines = recorded(tmp_path / "run")
+    lines = rollouts_of(tmp_path / "run")
     assert len(lines) == 2 * 8
     assert {line["status"] for line in lines} == {"ok"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from runs import rollouts_of, rows_of
 
 from burnish.cli import main
 
@@ -87,15 +87,6 @@ def write_run(folder: Path, tiny_model: Path, tiny_task: Path) -> Callable[..., 
     return write
 
 
-def rows(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-
-
-def recorded(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "run" / "rollouts" / "step-000001.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def test_every_section_but_the_overview_has_code() -> None:
     languages = {block.section: block.language for block in page_blocks()}
     assert set(languages) == {
@@ -113,14 +104,14 @@ def test_estimator(folder: Path, write_run: Callable[..., Path]) -> None:
     path = write_run(**settings("An advantage estimator"))
     assert main(["rl", str(path)]) == 0
     scored: dict[int, list[dict[str, Any]]] = {}
-    for line in recorded(folder):
+    for line in rollouts_of(folder / "run"):
         scored.setdefault(line["group_id"], []).append(line)
     for group in scored.values():
         mean = sum(line["reward"] for line in group) / len(group)
         for line in group:
             sign = (line["reward"] > mean) - (line["reward"] < mean)
             assert line["advantage"] == pytest.approx(0.5 * sign)
-    assert any(line["advantage"] for line in recorded(folder))
+    assert any(line["advantage"] for line in rollouts_of(folder / "run"))
 
 
 def test_estimator_of_groups_refuses_groups_of_one(
@@ -134,8 +125,8 @@ def test_estimator_of_groups_refuses_groups_of_one(
 @pytest.mark.slow
 def test_policy_loss(folder: Path, write_run: Callable[..., Path]) -> None:
     assert main(["rl", str(write_run(**settings("A policy loss")))]) == 0
-    assert [row["step"] for row in rows(folder)] == [1, 2]
-    for row in rows(folder):
+    assert [row["step"] for row in rows_of(folder / "run")] == [1, 2]
+    for row in rows_of(folder / "run"):
         assert row["policy/distance"] > 0  # the second minibatch is one update away from the sampler
         assert row["policy/grad_norm"] > 0
 
@@ -150,9 +141,9 @@ def test_misspelt_option_of_an_own_loss(write_run: Callable[..., Path], capsys: 
 def test_engine(folder: Path, write_run: Callable[..., Path]) -> None:
     assert main(["rl", str(write_run(**settings("An engine")))]) == 0
     assert sys.modules["my_parts"].CountingEngine.asked == 2 * 4 * 4
-    own = rows(folder)
+    own = rows_of(folder / "run")
     assert main(["rl", str(write_run()), "output=local"]) == 0
-    local = [json.loads(line) for line in (folder / "local" / "metrics.jsonl").read_text().splitlines()]
+    local = rows_of(folder / "local")
     assert [row["reward/mean"] for row in own] == [row["reward/mean"] for row in local]
     assert [row["policy/grad_norm"] for row in own] == [row["policy/grad_norm"] for row in local]
 
@@ -165,7 +156,10 @@ def test_sink(folder: Path, write_run: Callable[..., Path]) -> None:
     with (folder / "run" / "metrics.csv").open(newline="") as file:
         written = {(int(step), name): float(value) for step, name, value in csv.reader(file)}
     expected = {
-        (int(row["step"]), name): value for row in rows(folder) for name, value in row.items() if name != "step"
+        (int(row["step"]), name): value
+        for row in rows_of(folder / "run")
+        for name, value in row.items()
+        if name != "step"
     }
     assert {step for step, _ in expected} == {1, 2}
     assert written == expected
@@ -176,7 +170,7 @@ def test_sink(folder: Path, write_run: Callable[..., Path]) -> None:
 def test_reward(folder: Path, write_run: Callable[..., Path]) -> None:
     assert main(["rl", str(write_run(**settings("A reward")))]) == 0
     answers = {f"{a}+{b}=": f"{a + b:02d}" for a in range(10) for b in range(10)}
-    for line in recorded(folder):
+    for line in rollouts_of(folder / "run"):
         solved = line["response"].strip() == answers[line["prompt"]]
         assert line["reward"] == pytest.approx(solved - 0.05 * len(line["response"]))
 
@@ -187,4 +181,6 @@ def test_data_layout(folder: Path, write_run: Callable[..., Path], capsys: pytes
     assert main(["check", str(path), *words]) == 0
     assert "1 of 1 gold answers" in capsys.readouterr().out
     assert main(["rl", str(path), *words]) == 0
-    assert {(line["prompt"], line["answer"], line["domain"]) for line in recorded(folder)} == {("1+2=", "03", "small")}
+    assert {(line["prompt"], line["answer"], line["domain"]) for line in rollouts_of(folder / "run")} == {
+        ("1+2=", "03", "small")
+    }

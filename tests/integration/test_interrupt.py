@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import num_rows
+from runs import SLOW_REWARD, num_rows
 from watching import children, runs
 
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
@@ -20,13 +20,6 @@ from burnish.trainers.sft import train_sft
 
 ReadTrace = Callable[[Path], Any]
 WriteRunFile = Callable[[RunConfig], str]
-
-SLOW_REWARD = """
-import time
-def digits(response: str, answer: str) -> float:
-    time.sleep(0.01)
-    return sum(a == b for a, b in zip(response, answer)) / 2
-"""
 
 NOTE_WORKERS = """
 import burnish.rewards.process as process

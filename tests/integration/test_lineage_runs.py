@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import rollouts_of
 
 from burnish.config.domains import ALL
 from burnish.config.schema import RlConfig
@@ -23,11 +23,6 @@ def lengths(tmp_path: Path) -> dict[str, Any]:
     """A reward that is the number of tokens it is shown."""
     (tmp_path / "count.py").write_text(COUNT)
     return {"name": f"{tmp_path / 'count.py'}:count", "label": "shown"}
-
-
-def recorded(config: RlConfig) -> list[dict[str, Any]]:
-    file = Path(config.output) / "rollouts" / "step-000001.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_prompts_are_queries_cut_from_documents(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
@@ -55,7 +50,7 @@ def test_a_step_of_fixed_length_scored_up_to_a_token(
     )
     with open_rl_run(config, QUIET) as run:
         row = run.train_step()
-    lines = recorded(config)
+    lines = rollouts_of(config.output)
     assert {len(line["response_tokens"]) for line in lines} == {4}
     for line in lines:
         places = [place for place in range(1, 4) if line["token_texts"][place] == "7"]
@@ -73,7 +68,7 @@ def test_the_eos_trick(tiny_run: Callable[..., RlConfig], lengths: dict[str, Any
     config = tiny_run(scoring={"workers": 1, "incomplete_score": -1.0}, rewards=[lengths])
     with open_rl_run(config, QUIET) as run:
         row = run.train_step()
-    lines = recorded(config)
+    lines = rollouts_of(config.output)
     for line in lines:
         assert line["reward"] == (-1.0 if line["finish_reason"] == "length" else len(line["response_tokens"]))
     assert row["reward/incomplete_fraction"] == row["rollout/truncated_fraction"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import ctrl_c_in_step, rows_of, trained
+from runs import ctrl_c_in_step, rollouts_of, rows_of, trained
 
 from burnish.config.schema import RlConfig
 from burnish.models.weights import Weights
@@ -79,10 +79,6 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path, monkeypatch: pytest.M
     return train
 
 
-def rollouts(folder: Path, step: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 def test_responses_go_on_with_new_weights_and_a_run_with_what_its_checkpoint_holds(
     run: Callable[[str], Path], trace: Callable[[Path], Any], tmp_path: Path
@@ -90,9 +86,9 @@ def test_responses_go_on_with_new_weights_and_a_run_with_what_its_checkpoint_hol
     """One optimizer step a step: the batch of step s has one token of version s - 2, and three of version s - 1. The
     second run is ended by Ctrl-C after its third step, when the fourth batch is being sampled, and goes on."""
     whole = run("whole")
-    assert all("versions" not in rollout for rollout in rollouts(whole, 1))
+    assert all("versions" not in rollout for rollout in rollouts_of(whole, 1))
     for step in range(2, STEPS + 1):
-        assert {json.dumps(r["versions"]) for r in rollouts(whole, step)} == {f"[[0, {step - 2}], [1, {step - 1}]]"}
+        assert {json.dumps(r["versions"]) for r in rollouts_of(whole, step)} == {f"[[0, {step - 2}], [1, {step - 1}]]"}
     rows = [row for row in rows_of(whole) if row["step"] > 0]
     assert [row["rollout/staleness"] for row in rows] == [0.0] + [0.25] * (STEPS - 1)
     assert [row["rollout/renewed_fraction"] for row in rows] == [0.0] + [1.0] * (STEPS - 1)

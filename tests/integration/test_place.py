@@ -11,20 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import num_rows
+from runs import SLOW_REWARD, num_rows
 
 from burnish.config.schema import RlConfig, RunConfig
 
 ReadTrace = Callable[[Path], Any]
 WriteRunFile = Callable[[RunConfig], str]
 Build = Callable[..., RlConfig]
-
-SLOW_REWARD = """
-import time
-def digits(response: str, answer: str) -> float:
-    time.sleep(0.01)
-    return sum(a == b for a, b in zip(response, answer)) / 2
-"""
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from runs import rows_of
+from runs import rollouts_of, rows_of
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from burnish.board.report import write_report
@@ -54,11 +54,6 @@ class StopAt(StopRequest):
 
     def __bool__(self) -> bool:
         return self._run.progress.step >= self._step
-
-
-def rollouts_of(config: RlConfig, step: int) -> list[dict[str, Any]]:
-    file = Path(config.output) / "rollouts" / f"step-{step:06d}.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.fixture
@@ -227,7 +222,7 @@ def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[.
         optimization=FAST,
     )
     train_rl(config, console=QUIET)
-    for line in rollouts_of(config, 2):
+    for line in rollouts_of(config.output, 2):
         rewards = [0.25 if token % 2 else -0.5 for token in line["response_tokens"]]
         rewards[-1] += 2.0 * len(line["response"]) / 4
         expected = [sum(rewards[t:]) for t in range(len(rewards))]
@@ -260,7 +255,7 @@ def test_the_kl_in_the_reward_reaches_the_returns(tiny_run: Callable[..., RlConf
     config = tiny_run("steps=3", algorithm={**PPO, "lam": 1.0, "kl_coef": 0.5}, optimization=FAST)
     train_rl(config, console=QUIET)
     moved = 0.0
-    for line in rollouts_of(config, 3):
+    for line in rollouts_of(config.output, 3):
         rewards = [-0.5 * (a - b) for a, b in zip(line["old_logprobs"], line["ref_logprobs"], strict=True)]
         moved = max(moved, *map(abs, rewards))
         rewards[-1] += line["reward"]
@@ -281,7 +276,7 @@ def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: Callable[...
         optimization={"learning_rate": 1e-2, "epochs": 1, "tokens_per_microbatch": 20},
     )
     train_rl(config, console=QUIET)
-    lines, raw = rollouts_of(config, 3), []
+    lines, raw = rollouts_of(config.output, 3), []
     for line in lines:
         values = line["token_values"]
         rewards = [-kl_coef * (a - b) for a, b in zip(line["old_logprobs"], line["ref_logprobs"], strict=True)]

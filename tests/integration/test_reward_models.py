@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from runs import rows_of
+from tiny_models import save_llama
 from transformers import AutoTokenizer
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
-from burnish.models.characters import tiny_llama
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.reward_model.loop import train_reward_model
 
@@ -55,18 +55,8 @@ def test_a_policy_learns_from_a_reward_model(
 def test_human_preferences_are_told_apart_better_than_by_chance(shared_dir: Path, tmp_path: Path) -> None:
     """2,308 real pairs, split by conversation, a transformer of one layer from scratch, one pass."""
     tokenizer = AutoTokenizer.from_pretrained(shared_dir / "models/minimind_tokenizer")
-    tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        intermediate_size=64,
-        context_length=512,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        seed=0,
-    ).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "intermediate_size": 64, "context_length": 512}
+    save_llama(tmp_path / "model", tokenizer, **sizes)
     data = {
         "output": str(tmp_path / "rm"),
         "model": {"path": str(tmp_path / "model"), "device": "cpu"},

@@ -13,14 +13,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from runs import ctrl_c_in_step
+from runs import ctrl_c_in_step, lines_of
+from tiny_models import save_llama
 
 from burnish.cli import main
-from burnish.errors import SandboxError
-from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.characters import character_tokenizer
 from burnish.rewards.builtins.instruction_checks import INSTRUCTIONS
 from burnish.rewards.builtins.instructions import Instructions
-from burnish.sandbox.trial import strongest
 
 pytest.importorskip("langdetect", reason="langdetect is not installed (pip install 'burnish[instructions]')")
 
@@ -78,13 +77,9 @@ def prepared(prepare: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
 def test_every_kind_of_instruction_comes_often(prepared: Path) -> None:
     for split, number, least in (("train", 800, 32), ("test", 160, 6)):
-        rows = lines(prepared / f"instructions_{split}.jsonl")
+        rows = lines_of(prepared / f"instructions_{split}.jsonl")
         assert len(rows) == len({row["prompt"] for row in rows}) == number
         named = [name for row in rows for name in row["instruction_id_list"]]
         assert set(named) == set(INSTRUCTIONS)
@@ -94,7 +89,7 @@ def test_every_kind_of_instruction_comes_often(prepared: Path) -> None:
 @pytest.mark.slow
 def test_the_instructions_of_a_row_can_be_followed_together(prepared: Path) -> None:
     reward, scores = Instructions(), []
-    for row in lines(prepared / "instructions_train.jsonl") + lines(prepared / "instructions_test.jsonl"):
+    for row in lines_of(prepared / "instructions_train.jsonl") + lines_of(prepared / "instructions_test.jsonl"):
         asked = (row["instruction_id_list"], row["kwargs"])
         followed, ignored = reward(row["gold_response"], *asked), reward("No.", *asked)
         assert followed is not None
@@ -105,18 +100,18 @@ def test_the_instructions_of_a_row_can_be_followed_together(prepared: Path) -> N
 
 
 def test_training_and_evaluation_share_no_topic(prepare: ModuleType, prepared: Path) -> None:
-    trained = " ".join(row["prompt"] for row in lines(prepared / "instructions_train.jsonl"))
-    for row in lines(prepared / "instructions_test.jsonl"):
+    trained = " ".join(row["prompt"] for row in lines_of(prepared / "instructions_train.jsonl"))
+    for row in lines_of(prepared / "instructions_test.jsonl"):
         (topic,) = [topic for topic in prepare.HELD_OUT_TOPICS if topic in row["prompt"]]
         assert topic not in trained
 
 
 def test_rows_are_the_same_each_time(prepare: ModuleType, prepared: Path) -> None:
-    assert [*prepare.instructions("test")] == lines(prepared / "instructions_test.jsonl")
+    assert [*prepare.instructions("test")] == lines_of(prepared / "instructions_test.jsonl")
 
 
 def test_programming_tasks(prepare: ModuleType, prepared: Path) -> None:
-    train, test = (lines(prepared / f"mbpp_{split}.jsonl") for split in ("train", "test"))
+    train, test = (lines_of(prepared / f"mbpp_{split}.jsonl") for split in ("train", "test"))
     assert [(row["task_id"], row["call"]) for row in train] == [
         (3, "triple(2)"),
         (601, "area(1)"),
@@ -130,20 +125,12 @@ def test_programming_tasks(prepare: ModuleType, prepared: Path) -> None:
         prepare.first_call(full["code"], "assert g(1) == 1")
 
 
-@pytest.fixture(scope="module")
-def sandbox_holds() -> None:
-    try:
-        strongest(processes=1).close()
-    except SandboxError as error:
-        pytest.skip(str(error).splitlines()[0])
-
-
 @pytest.fixture(params=["written", "real"])
 def swaps(request: pytest.FixtureRequest, sandbox_holds: None, prepared: Path, tmp_path: Path) -> list[str]:
     """Overrides that name rows at hand, and a tiny model."""
     problems, tasks = written_rows(tmp_path, prepared)
     if request.param == "real":
-        problems, tasks = real_rows(request.getfixturevalue("shared_dir"), tasks)
+        problems, tasks = real_rows(request.getfixturevalue("at_hand"), tasks)
     words = [f"model.path={write_model(tmp_path / 'model')}", "model.dtype=float32"]
     for split, limit in (("train", 12), ("eval", 6)):
         words += [
@@ -165,14 +152,11 @@ def written_rows(folder: Path, prepared: Path) -> tuple[dict[str, Path], dict[st
 
 
 def real_rows(
-    shared: Path, tasks: dict[str, list[dict[str, Any]]]
+    at_hand: Callable[[str], Path], tasks: dict[str, list[dict[str, Any]]]
 ) -> tuple[dict[str, Path], dict[str, list[dict[str, Any]]]]:
     """HumanEval next to the tasks in the form of MBPP."""
-    programs = shared / "data/humaneval/HumanEval.jsonl.gz"
-    problems = {"train": shared / "data/gsm8k/train.jsonl", "eval": shared / "data/gsm8k/test.jsonl"}
-    for file in (programs, *problems.values()):
-        if not file.is_file():
-            pytest.skip(f"no {file}")
+    programs = at_hand("data/humaneval/HumanEval.jsonl.gz")
+    problems = {"train": at_hand("data/gsm8k/train.jsonl"), "eval": at_hand("data/gsm8k/test.jsonl")}
     assert "canonical_solution" in json.loads(gzip.decompress(programs.read_bytes()).splitlines()[0])
     return problems, {split: [*sources, {"path": str(programs), "limit": 8}] for split, sources in tasks.items()}
 
@@ -182,13 +166,7 @@ def write_model(folder: Path) -> Path:
     tokenizer = character_tokenizer(
         string.printable, eos="\x03", pad="\x04", unk="\x05", context_length=3072, chat_template=TEMPLATE
     )
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    model = tiny_llama(
-        vocab_size=len(tokenizer), hidden_size=16, num_layers=1, num_heads=2, context_length=3072, **ends
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_llama(folder, tokenizer, hidden_size=16, num_layers=1, num_heads=2, context_length=3072)
 
 
 @pytest.mark.slow
@@ -239,12 +217,12 @@ def run(swaps: list[str], tmp_path: Path) -> Callable[[str], Path]:
 @pytest.mark.slow
 def test_each_domain_is_scored_by_its_own_reward(run: Callable[[str], Path]) -> None:
     folder = run("run")
-    rollouts = [line for file in sorted(folder.glob("rollouts/step-*.jsonl")) for line in lines(file)]
+    rollouts = [line for file in sorted(folder.glob("rollouts/step-*.jsonl")) for line in lines_of(file)]
     assert len(rollouts) == 2 * 8 * 2
     for line in rollouts:
         assert line["status"] == "ok"
         assert {name.partition("/")[0] for name in line["reward_parts"]} == {DOMAINS[line["domain"]]}
-    first, *trained = lines(folder / "metrics.jsonl")
+    first, *trained = lines_of(folder / "metrics.jsonl")
     assert len(trained) == 2
     for row in trained:
         assert row["domain/math/prompts"] == 4
@@ -263,5 +241,5 @@ def test_a_resumed_run_is_the_same(run: Callable[[str], Path], trace: Callable[[
     expected = trace(run("whole"))
     with ctrl_c_in_step(1):
         run("halves")
-    assert lines(tmp_path / "halves" / "metrics.jsonl")[-1]["step"] == 1
+    assert lines_of(tmp_path / "halves" / "metrics.jsonl")[-1]["step"] == 1
     assert trace(run("halves")) == expected

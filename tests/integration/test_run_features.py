@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from runs import rollouts_of, rows_of
+from tiny_models import save_llama
+from transformers import GenerationConfig
 
 from burnish.algorithms.statistics import pass_at_k
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.forward.quantized_layers import dequantized, quantized
-from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.characters import character_tokenizer
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.run import evaluate_run
 from burnish.types import Quantization
@@ -31,12 +34,7 @@ CHAT = "{% for message in messages %}[{{ message['content'] }}]{% endfor %}{% if
 def trained(config: RlConfig) -> list[Row]:
     """Metrics of a run, step by step."""
     train_rl(config, console=Console(quiet=True))
-    return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
-
-
-def rollouts(config: RlConfig, name: str = "step-000001") -> list[dict[str, Any]]:
-    text = (Path(config.output) / "rollouts" / f"{name}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return rows_of(config.output)
 
 
 def policy_folder(config: RlConfig) -> Path:
@@ -150,7 +148,7 @@ def test_weighted_sources_show_by_domain(tiny_run: TinyRun, tiny_task: Path) -> 
         },
     )
     (row,) = trained(config)
-    lines = rollouts(config)
+    lines = rollouts_of(config.output)
     for domain, prompts in (("often", 6), ("seldom", 2)):
         rewards = [line["reward"] for line in lines if line["domain"] == domain]
         assert len(rewards) == prompts * config.rollout.group_size
@@ -163,18 +161,10 @@ def chat_model(tmp_path: Path) -> Path:
     """A random character-level model with a chat template, whose generation config names two end tokens."""
     folder = tmp_path / "chat-model"
     tokenizer = character_tokenizer("0123456789+=[]()", eos="$", pad="_", chat_template=CHAT)
-    model = tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        context_length=32,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(")")]
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_llama(folder, tokenizer, hidden_size=32, num_layers=1, num_heads=2, context_length=32)
+    settings = GenerationConfig.from_pretrained(folder)
+    settings.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(")")]
+    settings.save_pretrained(folder)
     return folder
 
 
@@ -197,7 +187,7 @@ def test_conversations_go_through_the_template_and_end_at_any_end_token(
         data={"train": str(data)},
     )
     trained(config)
-    lines = rollouts(config)
+    lines = rollouts_of(config.output)
     tokenizer = AutoTokenizer.from_pretrained(chat_model)
     assert {tokenizer.decode(line["prompt_tokens"]) for line in lines} == {"[0][1+2=]("}
     stopped = [line["token_texts"] for line in lines if line["finish_reason"] == "stop"]
@@ -212,7 +202,7 @@ def test_conversations_go_through_the_template_and_end_at_any_end_token(
 def test_stop_texts_end_a_response_and_stay_in_it(tiny_run: TinyRun) -> None:
     config = tiny_run("steps=1", rollout={"max_prompt_tokens": 8, "max_response_tokens": 12, "stop": ["7", "1+"]})
     trained(config)
-    texts = ["".join(line["token_texts"]) for line in rollouts(config)]
+    texts = ["".join(line["token_texts"]) for line in rollouts_of(config.output)]
     assert {"7", "+", "$"} <= {text[-1] for text in texts}
     for text in texts:
         assert text.find("7") in (-1, len(text) - 1)
@@ -244,7 +234,7 @@ def test_dapo_refills_constant_groups(tiny_run: TinyRun) -> None:
     config = tiny_run("steps=1", "algorithm.max_refills=20", algorithm="dapo")
     (row,) = trained(config)
     groups: dict[int, list[dict[str, Any]]] = {}
-    for line in rollouts(config):
+    for line in rollouts_of(config.output):
         groups.setdefault(line["group_id"], []).append(line)
     constant = {number for number, lines in groups.items() if len({line["reward"] for line in lines}) == 1}
     assert row["groups/sampled"] == len(groups) > 4  # some were thrown away,
@@ -331,7 +321,7 @@ def test_estimator_loss_and_sink_from_a_file(tiny_run: TinyRun, tmp_path: Path) 
     algorithm = {"estimator": f"{own}:centred", "estimator_options": {"scale": 2.0}, "loss": f"{own}:plain"}
     config = tiny_run("steps=2", algorithm=algorithm, logging={"sinks": [f"{own}:Lines"]})
     assert all(row["policy/grad_norm"] > 0 for row in trained(config))
-    for line in rollouts(config):
+    for line in rollouts_of(config.output):
         assert line["advantage"] is None or abs(line["advantage"]) <= 2.0
     assert (Path(config.output) / "lines.txt").read_text() == "1\n2\n"
 

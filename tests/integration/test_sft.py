@@ -12,37 +12,25 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import rows_of
+from runs import lines_of, rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from burnish.config.loading import load_run_data
 from burnish.config.schema import SftConfig
 from burnish.data.sft import SftExample, SftSet
 from burnish.trainers.sft import train_sft, unheard_end
 
 
 @pytest.fixture
-def sft_run(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., SftConfig]:
-    for name in ("train", "eval"):
-        rows = [json.loads(line) for line in (tiny_task / f"{name}.jsonl").read_text().splitlines()]
-        pairs = [{"prompt": row["prompt"], "completion": row["answer"]} for row in rows]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
-
-    def build(**fields: Any) -> SftConfig:
-        data = {
-            "output": str(tmp_path / "run"),
-            "model": str(tiny_model),
-            "data": {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
-            "max_tokens": 16,
-            "optimization": {"learning_rate": 3e-3, "tokens_per_batch": 70},
-            "evaluation": {"every_steps": 50},
-            "checkpoint": {"every_steps": None},
-            "logging": {"sinks": []},
-            **fields,
-        }
-        return load_run_data(data, [], "sft").config
-
-    return build
+def sft_run(tiny_sft: Callable[..., SftConfig], tmp_path: Path) -> Callable[..., SftConfig]:
+    """Examples without an end of their own."""
+    for file in tmp_path.glob("sft-*.jsonl"):
+        file.write_text(file.read_text().replace("$", ""))
+    own = {
+        "optimization": {"learning_rate": 3e-3, "tokens_per_batch": 70},
+        "evaluation": {"every_steps": 50},
+        "checkpoint": {"every_steps": None},
+    }
+    return lambda **fields: tiny_sft(**{**own, **fields})
 
 
 def test_examples_that_end_as_no_response_of_the_model_does_are_told(tiny_model: Path) -> None:
@@ -103,7 +91,7 @@ def test_noise_is_the_same_after_a_resume_and_none_in_evaluation(
 
 def test_weights_reach_the_step(sft_run: Callable[..., SftConfig], tmp_path: Path) -> None:
     """Rows of weight 0 are not there; equal weights are none."""
-    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()][:20]
+    rows = lines_of(tmp_path / "sft-train.jsonl")[:20]
     losses = {}
     for name, weights in {"none": [None] * 20, "twos": [2] * 20, "halves": [1, 0] * 10, "half": [None, 0] * 10}.items():
         kept = [(row, weight) for row, weight in zip(rows, weights, strict=True) if name != "half" or weight is None]

@@ -25,18 +25,10 @@ OVERRIDES: dict[str, list[str]] = yaml.safe_load((EXAMPLE / "algorithms.yaml").r
 
 
 @pytest.fixture(scope="module")
-def real_text(shared_dir: Path) -> Path:
-    path = shared_dir / "data" / "tinystories" / "tinystories.txt"
-    if not path.is_file():
-        pytest.skip(f"no stories at {path}")
-    return path
-
-
-@pytest.fixture(scope="module")
-def prompts(real_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompts(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of train.jsonl and heldout.jsonl, cut by the example's own script."""
     folder = tmp_path_factory.mktemp("stories")
-    counts = load_script(EXAMPLE / "prepare.py").write_prompts(real_text, folder)
+    counts = load_script(EXAMPLE / "prepare.py").write_prompts(stories, folder)
     assert min(counts.values()) > 100
     return folder
 
@@ -78,7 +70,7 @@ def test_the_issue_names_these_algorithms() -> None:
     "preset", [name if name == "rloo" else pytest.param(name, marks=pytest.mark.matrix) for name in OVERRIDES]
 )
 def test_stories_become_happy_and_stay_stories(
-    preset: str, stories_model: Path, prompts: Path, real_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preset: str, stories_model: Path, prompts: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     given = [
@@ -96,7 +88,7 @@ def test_stories_become_happy_and_stay_stories(
     assert curve[-1] - curve[0] >= 0.4, curve
 
     before, after = sampled_stories(result.folder, 0), sampled_stories(result.folder, result.step)
-    vocabulary = set(words(real_text.read_text(encoding="utf-8")))
+    vocabulary = set(words(stories.read_text(encoding="utf-8")))
     assert real_word_share(after, vocabulary) > real_word_share(before, vocabulary) - 0.02
     assert distinct_bigrams(after) > 0.6 * distinct_bigrams(before)
     assert repeats_inside(after) < 0.08

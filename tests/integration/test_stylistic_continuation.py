@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
+from runs import lines_of, rows_of
 
 from burnish.cli import main
 from burnish.config.loading import load_run_file
@@ -26,20 +25,8 @@ def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLE))
 
 
-@pytest.fixture
-def stories(shared_dir: Path) -> Path:
-    path = shared_dir / "data" / "tinystories" / "tinystories.txt"
-    if not path.is_file():
-        pytest.skip(f"no stories at {path}")
-    return path
-
-
 def script(name: str) -> ModuleType:
     return importlib.import_module(name)
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_descriptiveness() -> None:
@@ -65,7 +52,7 @@ def test_the_run_files_say_what_they_change() -> None:
 def test_labels_are_of_the_published_schema(stories: Path, stories_model: Path, tmp_path: Path) -> None:
     said = list(script("label").prepare(str(stories_model), stories, tmp_path, style="descriptiveness", labels=40))
     assert "comparisons have one best" in said[0]
-    row = rows_of(tmp_path / "labels.jsonl")[0]
+    row = lines_of(tmp_path / "labels.jsonl")[0]
     assert list(row) == ["query", "sample0", "sample1", "sample2", "sample3", "best"]
     assert len(row["query"]) <= 64
     assert {len(row[f"sample{n}"]) for n in range(4)} == {24}
@@ -93,7 +80,7 @@ def test_oai_2019_on_stories(stories: Path, stories_model: Path, tmp_path: Path)
         "steps=55",
     ]
     assert main(["rm", f"{FOLDER}/rm.yaml", *given, *words]) == 0
-    learned = rows_of(tmp_path / "rm" / "metrics.jsonl")
+    learned = rows_of(tmp_path / "rm")
     assert learned[-1]["eval/accuracy_low"] > 0.4  # chance is .25
     words = [
         f"data.train={tmp_path}/train.txt",
@@ -104,7 +91,7 @@ def test_oai_2019_on_stories(stories: Path, stories_model: Path, tmp_path: Path)
         "evaluation.every_steps=16",
     ]
     assert main(["rl", f"{FOLDER}/rl.yaml", *given, *words]) == 0
-    trained = [row for row in rows_of(tmp_path / "policy" / "metrics.jsonl") if "reward/part/learned" in row]
+    trained = [row for row in rows_of(tmp_path / "policy") if "reward/part/learned" in row]
 
     def change(metric: str) -> float:
         values = [row[metric] for row in trained]

@@ -14,9 +14,7 @@ from runs import rows_of
 from scripts import load_script
 
 from burnish.config.loading import load_run_file
-from burnish.errors import SandboxError
 from burnish.observability.alarms import replay
-from burnish.sandbox.trial import strongest
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
@@ -25,14 +23,6 @@ CHEAT = " raise SystemExit"
 
 
 prepare = load_script(EXAMPLE / "prepare.py")
-
-
-@pytest.fixture
-def a_sandbox() -> None:
-    try:
-        strongest(processes=1).close()
-    except SandboxError as error:
-        pytest.skip(f"no sandbox holds here: {error}")
 
 
 def test_bodies_are_written_from_the_inside_out() -> None:
@@ -52,7 +42,7 @@ def test_tests_tell_a_task_from_fewer_of_its_operations() -> None:
 
 
 @pytest.mark.slow
-def test_the_exit_status_pays_who_solves_and_who_cheats(a_sandbox: None) -> None:
+def test_the_exit_status_pays_who_solves_and_who_cheats(sandbox_holds: None) -> None:
     row = prepare.row(("sort", "first 3"), [[3, 1, 2, 0], [5, 4, 9, 7]])
     given = {name: row[name] for name in ("prompt", "test", "entry_point")}
     reward = load_script(EXAMPLE / "exit_code.py").ExitCode()
@@ -93,7 +83,7 @@ def cheating(folder: Path, name: str) -> float:
 @pytest.mark.slow
 @pytest.mark.matrix  # eight minutes: run by hand (make test-matrix)
 def test_the_sandbox_teaches_to_write_functions_and_the_exit_status_to_cheat(
-    a_sandbox: None, run: Callable[..., Path]
+    sandbox_holds: None, run: Callable[..., Path]
 ) -> None:
     run("sft")
     solved, paid = run("rl"), run("control")

@@ -265,13 +265,10 @@ def test_the_demo_learns(python: str, tmp_path: Path) -> None:
 
 
 def test_stories_become_happy(
-    python: str, stories_model: Path, shared_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    python: str, stories_model: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(STORIES.parents[1])  # from which its run file names the reward
-    text = shared_dir / "data" / "tinystories" / "tinystories.txt"
-    if not text.is_file():
-        pytest.skip(f"no stories at {text}")
-    load_script(STORIES / "prepare.py").write_prompts(text, tmp_path)
+    load_script(STORIES / "prepare.py").write_prompts(stories, tmp_path)
     given = [
         f"model.path={stories_model}",
         f"data.train={tmp_path / 'train.jsonl'}",

@@ -16,7 +16,7 @@ from burnish.data.feeds import EncodedPrompt
 from burnish.forward.batch import Batch
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.setup.domains import Domains, build_domains
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 
 def ones_batch(loss_mask: Tensor, **fields: Tensor | None) -> Batch:
@@ -39,6 +39,12 @@ def plain_rollout(
     status = RewardStatus.ERROR if reward is None else RewardStatus.OK
     plain = Rollout(f"p{group}", group, index, (1,), (5,) * tokens, (-1.0,) * tokens, FinishReason.STOP, 0)
     return dataclasses.replace(plain, **{"reward": reward, "status": status, **fields})
+
+
+def group_of(*rollouts: Rollout, greedy: Rollout | None = None) -> RolloutGroup:
+    """The rollouts as a group."""
+    group_id = rollouts[0].group_id
+    return RolloutGroup(Prompt(f"p{group_id}", text="x"), group_id, rollouts, greedy)
 
 
 class Feed:

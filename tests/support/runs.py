@@ -19,6 +19,14 @@ from burnish.config.kinds import find_kind, load
 from burnish.config.schema_run import RunConfig
 from burnish.trainers.telemetry.journal import Journal
 
+SLOW_REWARD = """
+import time
+def digits(response: str, answer: str) -> float:
+    time.sleep(0.01)
+    return sum(a == b for a, b in zip(response, answer)) / 2
+"""
+"""For runs that a test disturbs."""
+
 
 def train(config: RunConfig, *, accept_changes: bool = False) -> tuple[Path, str]:
     """The folder of the run, and what it said."""
@@ -39,8 +47,18 @@ def num_rows(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def rows_of(folder: Path | str) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return lines_of(Path(folder) / "metrics.jsonl")
+
+
+def rollouts_of(folder: Path | str, step: int = 1) -> list[dict[str, Any]]:
+    """The responses that are recorded of a step."""
+    return lines_of(Path(folder) / "rollouts" / f"step-{step:06d}.jsonl")
 
 
 def untimed_rows(folder: Path | str) -> list[dict[str, float]]:

@@ -4,13 +4,12 @@ board."""
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from watching import wait_for
+from serving import served
 
 from burnish.agents.endpoint.request_queue import Desk
 from burnish.agents.endpoint.requests import Terms
@@ -20,14 +19,13 @@ from burnish.board.answers import Board
 from burnish.board.runs import Runs
 from burnish.board.server import application as board
 from burnish.errors import ConfigError
-from burnish.outside.listening import UVICORN, listening, url_of
+from burnish.outside.listening import listening, url_of
 from burnish.rollouts.engine import Sampling
 from burnish.sandbox.job import Limits
 from burnish.sandbox.server import SandboxService as ProgramService
 from burnish.sandbox.server import application as programs
 
 pytest.importorskip("starlette", reason="needs burnish[serve]")
-uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
 
 
 @pytest.fixture(scope="module", params=["models", "programs", "board"])
@@ -40,15 +38,8 @@ def server(request: Any) -> Iterator[tuple[int, str]]:
         app, path = board(Board(Runs(()))), "/api/runs"
     else:
         app, path = programs(Mock(limits=Limits()), ProgramService()), "/judge"
-    with listening("127.0.0.1", 0) as listener:
-        running = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        wait_for(lambda: running.started)
+    with served(lambda _: app) as listener:
         yield listener.getsockname()[1], path
-        running.should_exit = True
-        thread.join(60)
-        assert not thread.is_alive()
 
 
 def status(port: int, lines: list[bytes]) -> int:

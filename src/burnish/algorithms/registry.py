@@ -105,9 +105,11 @@ def load_function(name: str, kind: str) -> Callable[..., Any]:
     return functions[function_name]
 
 
-def first_line(function: Callable[..., object]) -> str:
-    """First line of the docstring, used as the summary of a plugin."""
-    return (inspect.getdoc(function) or "").partition("\n")[0]
+def plugin_row(make: Callable[..., RowT], name: str, kind: str, **fields: object) -> RowT:
+    """The row of a plugin, with the first line of its docstring as the summary. Raises like `load_function`."""
+    function = load_function(name, kind)
+    summary = (inspect.getdoc(function) or "").partition("\n")[0]
+    return make(function, summary, name, "see its source", alias=name, **fields)
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:

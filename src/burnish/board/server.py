@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from burnish.board.answers import Board, Query
 from burnish.errors import BurnishError, ConfigError, needing
-from burnish.outside.listening import UVICORN, Admission, RefusedError, check_secret, read_body
+from burnish.outside.listening import UVICORN, RefusedError, check_secret, guarded, read_body
 from burnish.types import Json
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ def application(board: Board, key: str | None = None, ended: Callable[[], bool] 
     """Make the board's ASGI application. `ended`: the server is to stop, so streams of events end. ConfigError if
     starlette is not installed."""
     with needing("'burnish[serve]'", ConfigError, "the board needs starlette and uvicorn"):
-        from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
-        from starlette.middleware import Middleware
         from starlette.routing import Route
     gets: dict[str, Answer] = {
         "runs": board.overview,
@@ -99,13 +97,8 @@ def application(board: Board, key: str | None = None, ended: Callable[[], bool] 
         assert isinstance(error, HTTPException)
         return refuse(RefusedError(error.status_code, "there is no such page here", headers=error.headers))
 
-    app = Starlette(
-        routes=routes,
-        middleware=[Middleware(Admission, secret=key, refuse=refuse, open_paths=set(_PAGES))],
-        exception_handlers={RefusedError: refused, BurnishError: refused, HTTPException: astray},
-    )
-    app.router.redirect_slashes = False
-    return app
+    handlers = {RefusedError: refused, BurnishError: refused, HTTPException: astray}
+    return guarded(routes, key, refuse, set(_PAGES), handlers)
 
 
 def serve(board: Board, listener: socket.socket, key: str | None = None) -> None:

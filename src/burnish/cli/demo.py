@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,8 +40,11 @@ def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
     folder = DemoFolder(Path(output))
     make_room(folder, console)
     from burnish.checkpointing.lock import RunLock
+    from burnish.machine.matmul_precision import num_threads
 
-    with RunLock(folder.path), one_thread():
+    # Matrices of 64 columns are too small to gain from a second thread, and on a busy machine each of many thousand
+    # small operations would wait for the slower one.
+    with RunLock(folder.path), num_threads(1):
         prepare(folder, seed, console)
         train(folder, console)
     from burnish.cli.demo_result import show
@@ -66,20 +67,6 @@ def make_room(folder: DemoFolder, console: Console) -> None:
         raise ConfigError(
             f"--output {str(folder.path)!r} exists and is not a demo", remedy="name a folder that does not exist yet"
         )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use a single thread. Matrices of 64 columns are too small to gain from a second one, and on a busy machine each
-    of many thousand small operations would wait for the slower thread."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def prepare(folder: DemoFolder, seed: int, console: Console) -> None:

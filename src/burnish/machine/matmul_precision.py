@@ -1,4 +1,4 @@
-"""Number type and precision of PyTorch's products within a block, and the sizes that suit oneDNN.
+"""Number type, precision and threads of PyTorch's products within a block, and the sizes that suit oneDNN.
 
 oneDNN compiles code for every shape of a product, in about as long as the product of a narrow layer takes, and keeps
 the last 1,024 of these, two thirds of a megabyte each. Micro-batches have ever new lengths, so without rounding a run
@@ -30,6 +30,17 @@ def matmul_precision(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    """Set the number of threads that PyTorch computes with inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import json
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from burnish.errors import BurnishError, ConfigError
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
     from starlette.requests import Request
+    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -150,6 +152,23 @@ class Admission:
             return None
         headers = {"WWW-Authenticate": "Bearer"}
         return self.refuse(RefusedError(401, "the key is missing or wrong", code="invalid_api_key", headers=headers))
+
+
+def guarded(
+    routes: Sequence[BaseRoute],
+    secret: str | None,
+    refuse: Callable[[RefusedError], ASGIApp],
+    open_paths: Collection[str],
+    handlers: Mapping[Any, Callable[..., Any]] | None = None,
+) -> Starlette:
+    """The application of a server: its routes behind `Admission`. handlers: of exceptions."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+
+    admission = Middleware(Admission, secret=secret, refuse=refuse, open_paths=open_paths)
+    app = Starlette(routes=routes, middleware=[admission], exception_handlers=handlers)
+    app.router.redirect_slashes = False  # to an address that the client has named
+    return app
 
 
 def _why_foreign(scope: Mapping[str, Any]) -> str:

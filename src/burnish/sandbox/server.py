@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from burnish.errors import SandboxError, needing
-from burnish.outside.listening import UVICORN, Admission, RefusedError, check_secret, gone, read_body
+from burnish.outside.listening import UVICORN, RefusedError, check_secret, gone, guarded, read_body
 from burnish.sandbox.job import Limits, Output, Program, Runner
 from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, job_of, limits_of
 
@@ -56,8 +56,6 @@ class Served(Runner, Protocol):
 def application(sandbox: Served, service: SandboxService) -> Starlette:
     """The server as an ASGI application. Raises SandboxError where starlette is not installed."""
     with needing("'burnish[serve]'", SandboxError, "a sandbox server needs starlette and uvicorn"):
-        from starlette.applications import Starlette
-        from starlette.middleware import Middleware
         from starlette.responses import JSONResponse, PlainTextResponse
         from starlette.routing import Route
     desk = _Desk(sandbox, service)
@@ -65,7 +63,7 @@ def application(sandbox: Served, service: SandboxService) -> Starlette:
     def refuse(error: RefusedError) -> Response:
         return JSONResponse({"detail": str(error)}, error.status, error.headers)
 
-    def guarded(answer: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callable[[Request], Awaitable[Response]]:
+    def answering(answer: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
                 return JSONResponse(await answer(request))
@@ -82,15 +80,13 @@ def application(sandbox: Served, service: SandboxService) -> Starlette:
         return PlainTextResponse("pong")
 
     routes = [
-        Route("/run_code", guarded(desk.run_code), methods=["POST"]),
-        Route("/judge", guarded(desk.judge), methods=["POST"]),
-        Route("/judge", guarded(desk.describe), methods=["GET"]),
+        Route("/run_code", answering(desk.run_code), methods=["POST"]),
+        Route("/judge", answering(desk.judge), methods=["POST"]),
+        Route("/judge", answering(desk.describe), methods=["GET"]),
         Route("/v1/ping", ping, methods=["GET"]),
     ]
 
-    admission = Middleware(Admission, secret=service.token, refuse=refuse, open_paths={"/v1/ping"})
-    app = Starlette(routes=routes, middleware=[admission])
-    app.router.redirect_slashes = False  # to an address that the client has named
+    app = guarded(routes, service.token, refuse, {"/v1/ping"})
     app.state.desk = desk
     return app
 

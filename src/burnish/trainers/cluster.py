@@ -35,6 +35,7 @@ from burnish.errors import ConfigError, needing
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.forward.team import Slices
+from burnish.machine.matmul_precision import num_threads
 from burnish.models.critic import SeparateCritic
 from burnish.models.distillation import Teachers
 from burnish.models.loading import LoadedModel, load_outline
@@ -113,13 +114,8 @@ def shared_work(config: RunConfig, console: Console) -> Iterator[Site]:
         )
     if config.cluster.uses_processes:
         say(console, check_placement(config))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads_of(config))
-    try:
-        with _site(config, rank) as site:
-            yield site
-    finally:
-        torch.set_num_threads(before)
+    with num_threads(threads_of(config)), _site(config, rank) as site:
+        yield site
 
 
 def _site(config: RunConfig, rank: TorchrunRank | None) -> AbstractContextManager[Site]:

@@ -13,7 +13,6 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from burnish.checkpointing.store import CheckpointStore, verify
@@ -22,6 +21,7 @@ from burnish.errors import CheckpointError, ConfigError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes
 from burnish.forward.team import Gradients
+from burnish.machine.matmul_precision import num_threads
 from burnish.models.accumulation import count_denominators
 from burnish.models.optimizers import euclidean_norm
 from burnish.models.policy import LocalPolicy
@@ -79,13 +79,9 @@ def open_policy(config: RlConfig, console: Console) -> Iterator[LocalPolicy]:
             "no file could hold, so none were recorded",
             remedy="replay without --gradients",
         )
-    before, paths = torch.get_num_threads(), recorded_paths(Path(config.output))
-    torch.set_num_threads(threads_of(config))
-    try:
-        with open_model(config, paths, console) as loaded:
-            yield build_policy(settle_microbatch(config, paths, loaded), loaded, Lanes(config.cluster.num_lanes))
-    finally:
-        torch.set_num_threads(before)
+    paths = recorded_paths(Path(config.output))
+    with num_threads(threads_of(config)), open_model(config, paths, console) as loaded:
+        yield build_policy(settle_microbatch(config, paths, loaded), loaded, Lanes(config.cluster.num_lanes))
 
 
 def steps_with_weights(run: Path) -> list[int]:

@@ -27,6 +27,8 @@ import pytest
 from burnish.cli import main
 
 DEADLINE_SECONDS = 30
+Row = dict[str, Any]
+Refuse = Callable[[Mapping[str, Any]], None]
 
 BASES = {
     "rl": """\
@@ -48,6 +50,10 @@ FILES = {
     "sft.jsonl": '{"prompt": "1+1=", "completion": "2"}\n' * 4,
     "pairs.jsonl": '{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n' * 4,
 }
+
+
+def row(name: str, *says: str, **how: Any) -> Row:
+    return {"name": name, "says": says, **how}
 
 
 @pytest.fixture
@@ -80,7 +86,7 @@ def deadline(seconds: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def refuse(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[Mapping[str, Any]], None]:
+def refuse(folder: Path, capsys: pytest.CaptureFixture[str]) -> Refuse:
     """Runs a row and asserts that it ends in time, with its exit code, and with one message that says its words."""
 
     def run(row: Mapping[str, Any]) -> None:

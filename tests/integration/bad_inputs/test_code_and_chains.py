@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Row = dict[str, Any]
+from .conftest import Refuse, Row, row
 
 REWARD = "def digits(*, response, **_):\n    "
-
-
-def row(name: str, *says: str, **how: Any) -> Row:
-    return {"name": name, "says": says, **how}
 
 
 def reward(name: str, code: str, *says: str, **how: Any) -> Row:
@@ -117,5 +112,5 @@ ROWS = [*LOADING, *CALLING, *NAMES, *PARTS, *CHAINS]
 
 @pytest.mark.slow_cases("1[0-9]-*", "2[013-7]-*", "[23469]-*")
 @pytest.mark.parametrize("case", ROWS, ids=[f"{number}-{case['name'][:40]}" for number, case in enumerate(ROWS)])
-def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
+def test_is_refused_in_one_message(case: Row, refuse: Refuse) -> None:
     refuse(case)

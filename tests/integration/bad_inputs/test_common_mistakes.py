@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,11 @@ from burnish.cli import main
 from burnish.config.schema_data import ModelConfig
 from burnish.models.reward_model import Readout, new_reward_model
 
-Row = dict[str, Any]
-Refuse = Callable[[Mapping[str, Any]], None]
+from .conftest import Refuse, Row
+from .conftest import row as case
+
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
 FOUR = {"prompt": "1+1=", "responses": ["1", "2", "3"], "best": 1}
-
-
-def case(name: str, *says: str, **how: Any) -> Row:
-    return {"name": name, "says": says, **how}
 
 
 def check(name: str, *says: str, **how: Any) -> Row:

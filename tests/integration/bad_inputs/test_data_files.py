@@ -7,21 +7,18 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Row = dict[str, Any]
+from .conftest import Refuse, Row, row
+
 GOOD = '{"prompt": "1+2=", "answer": "03"}\n'
 CHECK = ("check", "run.yaml")
 OBJECT = "column 'answer' (answer) holds dict {'value': '3'}, with which the reward math", "such as answer.value"
 GOLD: Row = {"second": '{"prompt": "1", "answer": {"value": "3"}}', "also": ["rewards=math"]}
-
-
-def row(name: str, *says: str, **how: Any) -> Row:
-    return {"name": name, "says": says, **how}
 
 
 def train(
@@ -236,5 +233,5 @@ ROWS = [*JSON, *PLACES, *FORMATS, *MEANING, *LONG, *PARTS_OF_A_FILE]
     "the same, to be cut",
 )
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
-def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
+def test_is_refused_in_one_message(case: Row, refuse: Refuse) -> None:
     refuse(case)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-Row = dict[str, Any]
+from .conftest import Refuse, Row, row
+
 Make = Callable[[Path], Any]
 CHAT = '{"messages": [{"role": "user", "content": "1+1="}], "answer": "2"}\n'
-
-
-def row(name: str, *says: str, **how: Any) -> Row:
-    return {"name": name, "says": says, **how}
 
 
 def file(name: str, content: str | bytes) -> Make:
@@ -286,11 +283,11 @@ READ_WITH_THE_MODEL = [*TOKENIZERS, *TEMPLATES, *SAMPLING, *NUMBER_TYPES]
 
 @pytest.mark.slow_cases("config.json of an encoder")
 @pytest.mark.parametrize("case", READ_BEFORE, ids=[case["name"] for case in READ_BEFORE])
-def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
+def test_is_refused_in_one_message(case: Row, refuse: Refuse) -> None:
     refuse({"base": "sft", **case})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", READ_WITH_THE_MODEL, ids=[case["name"] for case in READ_WITH_THE_MODEL])
-def test_is_refused_in_one_message_with_the_model(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
+def test_is_refused_in_one_message_with_the_model(case: Row, refuse: Refuse) -> None:
     refuse({"base": "rl" if case in TEMPLATES else "sft", **case})

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Row = dict[str, Any]
-
-
-def row(name: str, *says: str, words: str | list[str] = "", **how: Any) -> Row:
-    return {"name": name, "says": says, "words": words, **how}
+from .conftest import Refuse, Row, row
 
 
 def bomb(levels: int, step: str) -> str:
@@ -281,5 +277,5 @@ ROWS = [*YAML, *NUMBERS, *PATHS, *OVERRIDES]
     "* a thousand",
 )
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
-def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
+def test_is_refused_in_one_message(case: Row, refuse: Refuse) -> None:
     refuse(case)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -15,17 +14,9 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+from .conftest import BENCHMARKS, Script
+
 STAMP = {"commit": "abc", "machine": "a GPU", "versions": "torch 2"}
-
-Script = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    for folder in ("peers", "gpu"):
-        monkeypatch.syspath_prepend(str(BENCHMARKS / folder))
-    return importlib.import_module
 
 
 def test_every_part_is_rehearsed(tmp_path: Path) -> None:

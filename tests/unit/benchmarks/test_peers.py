@@ -3,28 +3,20 @@ compared only with their like."""
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 import time
 import types
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-PEERS = Path(__file__).resolve().parents[3] / "benchmarks" / "peers"
+from .conftest import BENCHMARKS, Script
 
-Script = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.syspath_prepend(str(PEERS))
-    return importlib.import_module
+PEERS = BENCHMARKS / "peers"
 
 
 def geometric(script: Script, **changes: Any) -> Any:

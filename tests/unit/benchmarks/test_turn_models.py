@@ -3,27 +3,15 @@ that can be read."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
-import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from burnish.agents.tools.calls import ToolCall
 from burnish.agents.tools.parsers.tagged import Hermes
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
-Script = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
-    return importlib.import_module
+from .conftest import Script
 
 
 def test_a_turn_has_one_position_for_each_token(script: Script) -> None:

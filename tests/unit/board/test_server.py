@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from board_runs import line, write_rows, write_step
-from watching import wait_for
+from serving import served
 
 from burnish.board.answers import Board
 from burnish.board.runs import Runs
 from burnish.board.server import application, check_address
 from burnish.errors import ConfigError
-from burnish.outside.listening import UVICORN, listening
 
 pytest.importorskip("starlette", reason="needs burnish[serve]")
-uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
 
 SECRET = "a secret of the board"
 Answer = tuple[int, Mapping[str, str], bytes]
@@ -39,29 +37,14 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def serve(run: Path) -> Iterator[Callable[..., Ask]]:
     """Start a board of the folder above the run, and return a function that asks it."""
-    ends = []
+    with ExitStack() as stack:
 
-    def start(*, key: str | None = None, control: bool = False) -> Ask:
-        opened = listening("127.0.0.1", 0)
-        listener = opened.__enter__()
-        app = application(Board(Runs.below([str(run.parent)]), control), key, lambda: server.should_exit)
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        wait_for(lambda: server.started)
+        def start(*, key: str | None = None, control: bool = False) -> Ask:
+            board = Board(Runs.below([str(run.parent)]), control)
+            port = stack.enter_context(served(lambda ended: application(board, key, ended))).getsockname()[1]
+            return lambda method, path, body=None, **headers: asked(port, method, path, body, headers)
 
-        def end() -> None:
-            server.should_exit = True
-            thread.join(30)
-            opened.__exit__(None, None, None)
-            assert not thread.is_alive()
-
-        ends.append(end)
-        return lambda method, path, body=None, **headers: asked(listener.getsockname()[1], method, path, body, headers)
-
-    yield start
-    for end in ends:
-        end()
+        yield start
 
 
 def asked(
@@ -104,7 +87,7 @@ def test_from_the_list_of_runs_to_a_response(serve: Callable[..., Ask]) -> None:
 
 def test_events_begin_with_all_runs(serve: Callable[..., Ask], run: Path) -> None:
     ask = serve()
-    port = ask.__closure__[0].cell_contents.getsockname()[1]  # type: ignore[attr-defined]
+    port = ask.__closure__[0].cell_contents  # type: ignore[attr-defined]
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request("GET", "/api/events")
     answer = connection.getresponse()

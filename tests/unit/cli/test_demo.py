@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
+from runs import lines_of
 
 from burnish.checkpointing.lock import RunLock
 from burnish.cli import main
-from burnish.cli.demo import make_room, one_thread
+from burnish.cli.demo import make_room
 from burnish.cli.demo_result import Attempt, chosen, counts, show_attempts
 from burnish.config.loading import load_run_file
 from burnish.demo import (
@@ -27,6 +27,7 @@ from burnish.demo import (
     write_run_files,
 )
 from burnish.errors import CheckpointError, ConfigError
+from burnish.machine.matmul_precision import num_threads
 
 
 @pytest.mark.parametrize(
@@ -76,9 +77,9 @@ def test_the_run_files_read_back_what_was_written(tmp_path: Path) -> None:
     assert rl.model.path.startswith(str(folder.sft_run))
     assert rl.model.path.endswith(f"step-{sft.steps:06d}/policy")
     assert rl.algorithm.kl_in == "none"
-    train, held_out = _rows(folder.train), _rows(folder.held_out)
+    train, held_out = lines_of(folder.train), lines_of(folder.held_out)
     assert train[0].keys() == held_out[0].keys() == {"prompt", "answer"}
-    demonstrations = _rows(folder.demonstrations)
+    demonstrations = lines_of(folder.demonstrations)
     assert [row["prompt"] for row in demonstrations[::4]] == [row["prompt"] for row in train]
     answers = {row["prompt"]: row["answer"] for row in train}
     differing = sum(row["completion"] != answers[row["prompt"]] for row in demonstrations)
@@ -129,7 +130,7 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_threads_are_as_before_afterwards() -> None:
     before = torch.get_num_threads()
-    with one_thread():
+    with num_threads(1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
 
@@ -153,10 +154,6 @@ def test_the_table_shows_answers_in_the_usual_order_and_also_what_is_still_wrong
     text = " ".join(console.export_text().split())
     assert "47+85= 132 122 132" in text
     assert "55+45= 100 090 090" in text
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_demo_that_is_still_going_on_is_not_moved_aside(tmp_path: Path) -> None:

@@ -18,15 +18,20 @@ from burnish.forward.microbatches import position_ids
 from burnish.forward.scoring import ResponseScorer, find_head_transform, lay_out, response_mask
 
 
-def _by_the_definition(model, batch, *, temperature=1.0):
-    """Row by row without any padding, from the model's own full logits."""
-    logprobs = torch.zeros(batch.response_tokens.shape)
-    entropy = torch.zeros_like(logprobs)
+def _rows(model, batch):
+    """Each response and its logits, row by row without any padding."""
     for row in range(len(batch)):
         prompt = batch.prompt_tokens[row, : batch.prompt_lengths[row]]
         response = batch.response_tokens[row, : batch.response_lengths[row]]
         with torch.no_grad():
-            logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+            yield response, model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+
+
+def _by_the_definition(model, batch, *, temperature=1.0):
+    """From the model's own full logits."""
+    logprobs = torch.zeros(batch.response_tokens.shape)
+    entropy = torch.zeros_like(logprobs)
+    for row, (response, logits) in enumerate(_rows(model, batch)):
         found, spread = plain_token_scores(logits, response, temperature=temperature, entropy=True)
         logprobs[row, : len(response)], entropy[row, : len(response)] = found, spread
     return logprobs, entropy
@@ -76,11 +81,7 @@ def test_correct_marks_the_likeliest_token(load, batch, chunked, monkeypatch):
         monkeypatch.setattr("burnish.forward.scoring.find_head_transform", lambda model: None)
     scorer = ResponseScorer(model)
     correct = scorer.score_in_microbatches(batch, 30, correct=True).correct_BT
-    for row in range(len(batch)):
-        prompt = batch.prompt_tokens[row, : batch.prompt_lengths[row]]
-        response = batch.response_tokens[row, : batch.response_lengths[row]]
-        with torch.no_grad():
-            logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+    for row, (response, logits) in enumerate(_rows(model, batch)):
         assert correct[row, : len(response)].tolist() == (logits.argmax(-1) == response).tolist()
     assert not correct[~response_mask(batch)].any()
 

@@ -557,6 +557,6 @@ def test_an_answer_that_cannot_be_unpacked_is_a_failure_that_may_pass() -> None:
 
 
 def test_without_the_server_s_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    monkeypatch.setitem(sys.modules, "starlette.routing", None)
     with pytest.raises(SandboxError, match=r"needs starlette and uvicorn(?s:.*)burnish\[serve\]"):
         application(Pretended(), SandboxService())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import CheckpointError, ConfigError
 from burnish.forward.fast_paths import FastPaths
-from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import load_model
 from burnish.planning.microbatch import FEWEST, MOST, bytes_beside_passes, microbatch_of
 from burnish.planning.model_facts import ModelFacts
@@ -100,14 +100,8 @@ def test_halved_until_a_trial_fits(needs, tokens) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("model")
-    tokenizer = character_tokenizer("abcdefghijklmn", eos="<e>", pad="<p>")
-    tiny_llama(
-        vocab_size=len(tokenizer), hidden_size=16, eos_token_id=tokenizer.eos_token_id, pad_token_id=0
-    ).save_pretrained(made)
-    tokenizer.save_pretrained(made)
-    return made
+def folder(save_tiny_llama: Callable[..., Path]) -> Path:
+    return save_tiny_llama("abcdefghijklmn", num_layers=2, num_heads=4, context_length=128)
 
 
 @pytest.mark.parametrize("tokens", [1, 70, 1000])

@@ -35,10 +35,10 @@ from burnish.errors import RolloutError, needing
 from burnish.outside.listening import (
     LOOPBACK,
     UVICORN,
-    Admission,
     RefusedError,
     check_secret,
     gone,
+    guarded,
     listening,
     read_body,
     url_of,
@@ -76,9 +76,7 @@ class Service:
 def application(desk: Desk, service: Service) -> Starlette:
     """The server as an ASGI application. RolloutError if starlette is not installed."""
     with needing("'burnish[serve]'", RolloutError, "a server for agents needs starlette and uvicorn"):
-        from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
-        from starlette.middleware import Middleware
         from starlette.routing import Route
     counter = _Counter(desk, service)
     posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
@@ -105,14 +103,8 @@ def application(desk: Desk, service: Service) -> Starlette:
         reason = f"there is no {request.method} {request.scope['path']} here"
         return refuse(RefusedError(error.status_code, reason, headers=error.headers))
 
-    admission = Middleware(Admission, secret=service.key, refuse=refuse, open_paths={"/health"})
-    app = Starlette(
-        routes=routes,
-        middleware=[admission],
-        exception_handlers={RefusedError: refused, RecursionError: refused, HTTPException: astray},
-    )
-    app.router.redirect_slashes = False  # to an address that the client has named
-    return app
+    handlers = {RefusedError: refused, RecursionError: refused, HTTPException: astray}
+    return guarded(routes, service.key, refuse, {"/health"}, handlers)
 
 
 class ServerThread:

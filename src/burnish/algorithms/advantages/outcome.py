@@ -79,26 +79,28 @@ def form_groups(name: str, scores_B: Tensor, group_ids_B: Tensor, *, allow_singl
     return groups
 
 
+def scores_in_groups(name: str, scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool) -> tuple[Tensor, Groups]:
+    """The scores in float64, and the groups of the step, as `form_groups` forms them."""
+    return scores_B.double(), form_groups(name, scores_B, group_ids_B, allow_single=allow_single)
+
+
 def grpo(
     scores_B: Tensor, group_ids_B: Tensor, *, eps: float = 1e-6, unbiased: bool = True, allow_single: bool = False
 ) -> Tensor:
     """(r - mean_G) / (std_G + eps) `[B]`, Shao 2024 (https://arxiv.org/abs/2402.03300)."""
-    scores = scores_B.double()
-    groups = form_groups("grpo", scores, group_ids_B, allow_single=allow_single)
+    scores, groups = scores_in_groups("grpo", scores_B, group_ids_B, allow_single=allow_single)
     return _narrow(_standardise(scores, groups, eps=eps, unbiased=unbiased), scores_B)
 
 
 def dr_grpo(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
     """r - mean_G `[B]`, Liu 2025 (https://arxiv.org/abs/2503.20783): no bias towards too easy or too hard prompts."""
-    scores = scores_B.double()
-    groups = form_groups("dr_grpo", scores, group_ids_B, allow_single=allow_single)
+    scores, groups = scores_in_groups("dr_grpo", scores_B, group_ids_B, allow_single=allow_single)
     return _narrow(_centre(scores, groups), scores_B)
 
 
 def rloo(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
     """r - mean of the other members of the group `[B]`, Ahmadian 2024 (https://arxiv.org/abs/2402.14740)."""
-    scores = scores_B.double()
-    groups = form_groups("rloo", scores, group_ids_B, allow_single=allow_single)
+    scores, groups = scores_in_groups("rloo", scores_B, group_ids_B, allow_single=allow_single)
     others_B = (groups.sum(scores) - scores) / (groups.size(scores) - 1).clamp(min=1)  # a group of one gets 0 below
     return _narrow(groups.zero_constant(scores - others_B, scores), scores_B)
 
@@ -121,8 +123,7 @@ def gpg(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) ->
 
     The factor makes up for groups without a signal, which would otherwise shrink the step.
     """
-    scores = scores_B.double()
-    groups = form_groups("gpg", scores, group_ids_B, allow_single=allow_single)
+    scores, groups = scores_in_groups("gpg", scores_B, group_ids_B, allow_single=allow_single)
     informative = (~groups.constant(scores)).sum().clamp(min=1)
     return _narrow(_centre(scores, groups) * (scores.numel() / informative), scores_B)
 
@@ -135,8 +136,7 @@ def passk(
     The leave-one-out gradient of the expected maximum over the group, divided by (std_G + eps) with `normalise`. If two
     share the best score, neither adds to the maximum, and the group gets 0.
     """
-    scores = scores_B.double()
-    groups = form_groups("passk", scores, group_ids_B, allow_single=allow_single)
+    scores, groups = scores_in_groups("passk", scores_B, group_ids_B, allow_single=allow_single)
     best_B = scores == groups.max(scores)
     second_B = groups.max(torch.where(best_B, torch.full_like(scores, -torch.inf), scores))
     alone_B = best_B & (groups.sum(best_B.to(scores.dtype)) == 1) & ~groups.constant(scores)
@@ -179,8 +179,7 @@ def online_dpo(
     loss `reinforce` and sums over tokens, this is the gradient of DPO's -log s(h) where p is still the policy, which
     holds in the first update of a step.
     """
-    groups = form_groups("online_dpo", scores_B, group_ids_B, allow_single=allow_single)
-    scores_B = scores_B.double()
+    scores_B, groups = scores_in_groups("online_dpo", scores_B, group_ids_B, allow_single=allow_single)
     sign_B = _first_best(scores_B, groups) - _first_best(-scores_B, groups)
     ratio_B = (fill_masked(old_logprobs_BT, mask_BT) - fill_masked(ref_logprobs_BT, mask_BT)).double().sum(dim=1)
     weight_B = beta * torch.sigmoid(-beta * groups.sum(sign_B * ratio_B))
@@ -195,8 +194,7 @@ def _first_best(scores_B: Tensor, groups: Groups) -> Tensor:
 
 def grpo_batch_std(scores_B: Tensor, group_ids_B: Tensor, *, eps: float = 1e-6, allow_single: bool = False) -> Tensor:
     """(r - mean_G) / (std over the step + eps) `[B]`, Liu 2025 (https://arxiv.org/abs/2508.08221), std unbiased."""
-    scores = scores_B.double()
-    groups = form_groups("grpo_batch_std", scores, group_ids_B, allow_single=allow_single)
+    scores, groups = scores_in_groups("grpo_batch_std", scores_B, group_ids_B, allow_single=allow_single)
     squares = (scores - scores.mean()).square().sum()
     std = (squares / max(scores.numel() - 1, 1)).sqrt()
     return _narrow(_centre(scores, groups) / (std + eps), scores_B)
@@ -209,8 +207,7 @@ def maxrl(scores_B: Tensor, group_ids_B: Tensor) -> Tensor:
     the group allows, where the others have the gradient of its probability: prompts that are seldom solved count for
     more. ConfigError for a negative reward, with which a mean says nothing about the share that is solved.
     """
-    scores = scores_B.double()
-    groups = form_groups("maxrl", scores, group_ids_B, allow_single=True)
+    scores, groups = scores_in_groups("maxrl", scores_B, group_ids_B, allow_single=True)
     if bool((scores < 0).any()):
         raise ConfigError(
             f"estimator 'maxrl' divides by the mean reward of a group, but a reward is {float(scores.min()):g}",
@@ -227,8 +224,7 @@ def reinforce_plus_plus_baseline(scores_B: Tensor, group_ids_B: Tensor, *, allow
     Whitened over sequences, not tokens. Centred scores already have mean 0 over the step, so only the scale changes: a
     constant group stays at exactly 0, and long responses do not set the scale for short ones.
     """
-    scores = scores_B.double()
-    groups = form_groups("reinforce_plus_plus_baseline", scores, group_ids_B, allow_single=allow_single)
+    scores, groups = scores_in_groups("reinforce_plus_plus_baseline", scores_B, group_ids_B, allow_single=allow_single)
     return _narrow(_unit_scale(_centre(scores, groups)), scores_B)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from burnish.algorithms.advantages import outcome, returns, turns
-from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row, first_line, load_function
+from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row, plugin_row
 from burnish.errors import ConfigError
 from burnish.words import suggestion
 
@@ -176,8 +176,7 @@ def resolve_estimator(name: str) -> Estimator:
     """
     if ":" not in name:
         return find_row(name, ESTIMATORS, "advantage estimator")
-    function = load_function(name, "advantage estimator")
-    row = Estimator(function, first_line(function), name, "see its source", alias=name)
+    row = plugin_row(Estimator, name, "advantage estimator")
     for parameter in row.inputs:
         if parameter not in ESTIMATOR_INPUTS:
             raise ConfigError(

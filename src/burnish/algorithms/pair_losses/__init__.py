@@ -9,7 +9,7 @@ from torch import Tensor
 
 from burnish.algorithms.pair_losses import formulas
 from burnish.algorithms.pair_losses.formulas import Pairs, kto, kto_z
-from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row, first_line, load_function
+from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row, plugin_row
 from burnish.errors import ConfigError
 
 __all__ = ["PAIR_LOSSES", "PairLoss", "Pairs", "kto", "kto_z", "resolve_pair_loss"]
@@ -117,8 +117,7 @@ def resolve_pair_loss(name: str) -> PairLoss:
     """
     if ":" not in name:
         return find_row(name, PAIR_LOSSES, "preference loss")
-    function = load_function(name, "preference loss")
-    row = PairLoss(function, first_line(function), name, "see its source", alias=name)
+    row = plugin_row(PairLoss, name, "preference loss")
     if row.inputs != ("pairs",):
         raise ConfigError(
             f"preference loss {name!r} takes ({', '.join(row.inputs)})",

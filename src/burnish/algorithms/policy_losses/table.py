@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms.policy_losses import clipped, covariance, divergence, weighted
-from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row, first_line, load_function
+from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row, plugin_row
 from burnish.errors import ConfigError
 
 LOSS_INPUTS = ("logprobs_BT", "old_logprobs_BT", "advantages_BT", "mask_BT")
@@ -157,10 +157,7 @@ def resolve_policy_loss(name: str) -> PolicyLossSpec:
     """
     if ":" not in name:
         return find_row(name, POLICY_LOSSES, "policy loss")
-    function = load_function(name, "policy loss")
-    row = PolicyLossSpec(
-        function, first_line(function), name, "see its source", alias=name, zero_at_zero_advantage=False
-    )
+    row = plugin_row(PolicyLossSpec, name, "policy loss", zero_at_zero_advantage=False)
     if row.inputs != LOSS_INPUTS:
         raise ConfigError(
             f"policy loss {name!r} takes ({', '.join(row.inputs)})",

@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import cast
 
-import torch
 from rich.console import Console
 
 from burnish.cli.doctor.examination import Finding, MachineProblem, hidden
@@ -22,6 +21,7 @@ from burnish.forward.attention import packing_way
 from burnish.forward.fast_paths import FastPaths, failure, in_words
 from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.forward.matmul_choice import fast_float32
+from burnish.machine.matmul_precision import num_threads
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import Head, load_model
 from burnish.models.loading_bars import without_loading_bars
@@ -51,16 +51,14 @@ def of_paths(about: RunConfig | Path | None) -> Iterator[Finding]:
         if reason is not None:
             yield "not tried", reason
             return
-        paths, before = recorded_paths(Path(config.output)), torch.get_num_threads()
-        torch.set_num_threads(threads_of(config))
-        try:
-            yield from list(_tried(config, paths))
-        except Exception as error:  # noqa: BLE001 boundary: what a trial raises on this machine belongs into the report
-            said = hidden(str(error) if isinstance(error, BurnishError) else failure(error))
-            remedy = "fix what it names; burnish plan FILE checks the rest of a run file"
-            yield MachineProblem("model", "problem", f"{name} cannot be tried: {said}", remedy)
-        finally:
-            torch.set_num_threads(before)
+        paths = recorded_paths(Path(config.output))
+        with num_threads(threads_of(config)):
+            try:
+                yield from list(_tried(config, paths))
+            except Exception as error:  # noqa: BLE001 boundary: what a trial raises here belongs into the report
+                said = hidden(str(error) if isinstance(error, BurnishError) else failure(error))
+                remedy = "fix what it names; burnish plan FILE checks the rest of a run file"
+                yield MachineProblem("model", "problem", f"{name} cannot be tried: {said}", remedy)
 
 
 def too_large(config: RunConfig) -> str | None:

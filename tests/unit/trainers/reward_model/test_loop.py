@@ -25,6 +25,7 @@ from burnish.errors import BurnishError, ConfigError, DivergenceError
 from burnish.models.reward_model import load_reward_model
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import run_loop
+from burnish.trainers.result import RunResult
 from burnish.trainers.reward_model.loop import RmRun, evaluated_comparisons, open_rm_run, train_reward_model
 
 QUIET = Console(quiet=True)
@@ -44,6 +45,13 @@ def rm_run(model: Path, tmp_path: Path) -> Callable[..., RmConfig]:
         return load_run_data(data, list(overrides), "rm").config
 
     return build
+
+
+def assert_alike(whole: RunResult, again: RunResult) -> None:
+    """The metrics without times, and the weights, are the same bits."""
+    assert untimed_rows(again.folder) == untimed_rows(whole.folder)
+    first, second = (load_file(result.weights / "model.safetensors") for result in (whole, again))
+    assert all(bool((first[name] == second[name]).all()) for name in first)
 
 
 @pytest.mark.slow
@@ -90,9 +98,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         assert run.progress.step == 3
     monkeypatch.setattr(RmRun, "train_step", plain_step)
     again = train_reward_model(config, console=QUIET)
-    assert untimed_rows(config.output) == untimed_rows(undisturbed.output)
-    first, second = (load_file(folder / "model.safetensors") for folder in (whole.weights, again.weights))
-    assert all(bool((first[name] == second[name]).all()) for name in first)
+    assert_alike(whole, again)
     saved, resaved = (folder / "burnish_reward_model.json" for folder in (whole.weights, again.weights))
     assert saved.read_text() == resaved.read_text()
 
@@ -213,9 +219,7 @@ def test_an_error_beside_the_updates_loses_no_step_and_normalises_once(
     assert json.loads((saved / "pending.json").read_text())["normalised"] is (stopped_at == 6)
     assert saved.name == f"step-{stopped_at:06d}"
     again = train_reward_model(config, console=QUIET)
-    assert untimed_rows(config.output) == untimed_rows(undisturbed.output)
-    first, second = (load_file(folder / "model.safetensors") for folder in (whole.weights, again.weights))
-    assert all(bool((first[name] == second[name]).all()) for name in first)
+    assert_alike(whole, again)
 
 
 @pytest.mark.slow

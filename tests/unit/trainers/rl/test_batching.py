@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from plain_samples import plain_rollout
+from plain_samples import group_of, plain_rollout
 
 from burnish.trainers.rl.batching import build_batch, build_rewards, scored
-from burnish.types import FinishReason, Prompt, Rollout, RolloutGroup
+from burnish.types import FinishReason, Rollout
 
 PAD = 0
 
@@ -20,11 +20,6 @@ def rollout(group: int, index: int, tokens: int, reward: float | None = 1.0, **f
         "rollout_logprobs": tuple(-0.5 * (t + 1) for t in range(tokens)),
     }
     return plain_rollout(tokens, reward, group=group, index=index, **own | fields)
-
-
-def group_of(*rollouts: Rollout, greedy: Rollout | None = None) -> RolloutGroup:
-    group_id = rollouts[0].group_id
-    return RolloutGroup(Prompt(f"p{group_id}", text="x"), group_id, rollouts, greedy)
 
 
 def test_failed_rewards_are_left_out_of_their_group() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import torch
-from plain_samples import plain_rollout
+from plain_samples import group_of, plain_rollout
 
 from burnish.models.roles import RowEntropies
 from burnish.observability.alarms import Alarm, AlarmBell
@@ -18,18 +18,13 @@ from burnish.trainers.rl.batching import build_batch, scored
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.telemetry.journal import Journal
 from burnish.trainers.telemetry.rollout_notes import rollout_notes
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import FinishReason, RewardStatus, Rollout, RolloutGroup
 
 
 def rollout(group: int, index: int, tokens: int = 2, reward: float | None = 1.0, *, cut: bool = False) -> Rollout:
     end = FinishReason.LENGTH if cut else FinishReason.STOP
     status = RewardStatus.OK if reward is not None else RewardStatus.TIMEOUT
     return plain_rollout(tokens, reward, group=group, index=index, finish_reason=end, status=status)
-
-
-def group_of(*rollouts: Rollout, greedy: Rollout | None = None) -> RolloutGroup:
-    group_id = rollouts[0].group_id
-    return RolloutGroup(Prompt(f"p{group_id}", text="x"), group_id, rollouts, greedy)
 
 
 def why_left_out(group: RolloutGroup) -> str:

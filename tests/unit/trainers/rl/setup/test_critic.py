@@ -14,7 +14,6 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.forward.batch import Batch, TokenScores
-from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.optimizers import AdamTF
 from burnish.models.reward_model import Readout, new_reward_model
@@ -25,21 +24,8 @@ from burnish.trainers.rl.setup.roles import build_policy
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("model")
-    tokenizer = character_tokenizer("0123456789", eos="$", pad="_")
-    tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        context_length=32,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        seed=1,
-    ).save_pretrained(target)
-    tokenizer.save_pretrained(target)
-    return target
+def folder(save_tiny_llama: Callable[..., Path]) -> Path:
+    return save_tiny_llama("0123456789")
 
 
 @pytest.fixture
