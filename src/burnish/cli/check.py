@@ -154,15 +154,16 @@ def check_gold_answers(config: RlConfig, top_score: float | None, show: int, con
 
     if config.teacher_endpoints:
         _ask_teachers(config, console)
-    failing, asked = 0, dict[str, bool]()
+    failing = 0
+    judged: dict[str, tuple[RewardConfig, list[Prompt]]] = {}
     for split in ("train", "eval"):
         for domain in used_domains(config, domain_settings(config), split):
-            failing += _check_domain(config, domain, split, top_score, show, console, asked)
-    if idle := [label for label, was_asked in asked.items() if not was_asked]:
-        raise DataError(
-            f"no row has both a response and the human's score that the option labels of judge {idle[0]!r} names",
-            remedy="add the column `response` and that of the scores, or remove the option",
-        )
+            failed, prompts = _check_domain(config, domain, split, top_score, show, console)
+            failing += failed
+            for judge in _judges(domain):
+                judged.setdefault(judge.log_label, (judge, []))[1].extend(prompts)
+    for judge, prompts in judged.values():
+        _show_agreement(config, judge, prompts, console)
     return failing
 
 
@@ -178,16 +179,9 @@ def _ask_teachers(config: RlConfig, console: Console) -> None:
 
 
 def _check_domain(
-    config: RlConfig,
-    domain: DomainSettings,
-    split: Split,
-    top_score: float | None,
-    show: int,
-    console: Console,
-    asked: dict[str, bool],
-) -> int:
-    """Print how the data of a domain were read, how judges agree with humans, and what failed. Returns the number of
-    failures. asked: whether a judge with labels was compared with humans, by its label."""
+    config: RlConfig, domain: DomainSettings, split: Split, top_score: float | None, show: int, console: Console
+) -> tuple[int, Sequence[Prompt]]:
+    """Print how the data of a domain were read and what failed. Returns the number of failures, and the prompts."""
     from burnish.config.domains import sources_of
     from burnish.data.prompts import DomainRows, check_bound_rewards, check_golds, read_prompts
 
@@ -196,18 +190,19 @@ def _check_domain(
     prompts, understandings = read_prompts(sources, DomainRows.of(config, domain, split))
     check_golds(domain, sources, prompts)
     if not prompts:  # data that domains share, without a row of this one
-        return 0
+        return 0, prompts
     if split == "train":
         check_bound_rewards(config, prompts)
     console.print(f"[bold]{name}[/]")
     for understanding in understandings:
         say(console, understanding.lines())
-    judges = [reward for reward in domain.rewards if reward.name == "judge"]
-    for judge in judges:
-        if (was_asked := _show_agreement(config, judge, prompts, console)) is not None:
-            asked[judge.log_label] = asked.get(judge.log_label, False) or was_asked
+    judges = _judges(domain)
     others = _without(domain, judges) if judges else domain
-    return _check_gold(config, others, name, prompts, top_score, show, console) if others.rewards else 0
+    return _check_gold(config, others, name, prompts, top_score, show, console) if others.rewards else 0, prompts
+
+
+def _judges(domain: DomainSettings) -> list[RewardConfig]:
+    return [reward for reward in domain.rewards if reward.name == "judge"]
 
 
 def _without(domain: DomainSettings, judges: Sequence[RewardConfig]) -> DomainSettings:
@@ -220,9 +215,8 @@ def _without(domain: DomainSettings, judges: Sequence[RewardConfig]) -> DomainSe
     return replace(domain, rewards=others, evaluation=evaluation)
 
 
-def _show_agreement(config: RlConfig, judge: RewardConfig, prompts: Sequence[Prompt], console: Console) -> bool | None:
-    """Print how far a judge and the humans of a labelled data set agree. False if no row is labelled, None if the judge
-    names no column of labels."""
+def _show_agreement(config: RlConfig, judge: RewardConfig, prompts: Sequence[Prompt], console: Console) -> None:
+    """Print how far a judge and the humans of labelled rows agree."""
     from burnish.rewards import ProcessRewardScorer
     from burnish.rewards.judging.agreement import measure_agreement
     from burnish.rewards.judging.judges import read_options
@@ -232,18 +226,16 @@ def _show_agreement(config: RlConfig, judge: RewardConfig, prompts: Sequence[Pro
     options = read_options(spec_of(judge))
     if options.labels is None:
         line = f"judge {judge.log_label!r} is not asked: its option labels names no column with a human's scores"
-        console.print(line, markup=False, soft_wrap=True)
-        return None
+        return console.print(line, markup=False, soft_wrap=True)
     open_model: OpenModel | None = None
     if options.model_path is not None:
         from burnish.rollouts.answering import open_model  # imports torch
 
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
-    with ProcessRewardScorer([judge], scoring, columns=set(prompts[0].columns), open_model=open_model) as scorer:
+    columns = {name for prompt in prompts for name in prompt.columns}
+    with ProcessRewardScorer([judge], scoring, columns=columns, open_model=open_model) as scorer:
         found = measure_agreement(prompts, scorer, options)
-    nothing = f"no row here has both a response and a human's score in the column {options.labels!r}"
-    console.print(f"judge {judge.log_label!r}: {found or nothing}", markup=False, highlight=False, soft_wrap=True)
-    return found is not None
+    console.print(f"judge {judge.log_label!r}: {found}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_gold(

@@ -44,11 +44,11 @@ class Agreement:
         return f"{self.kind} {self.value:.3f}{interval} on {rows}"
 
 
-def measure_agreement(prompts: Sequence[Prompt], scorer: RewardScorer, options: JudgeOptions) -> Agreement | None:
-    """Let the judge score the responses of all rows with a label and a `response`; None if there is no such row.
+def measure_agreement(prompts: Sequence[Prompt], scorer: RewardScorer, options: JudgeOptions) -> Agreement:
+    """Let the judge score the responses of all rows with a label and a `response`.
 
     `scorer` has only this judge, and lets any fraction of the responses fail. DataError for a label that the judge's
-    scale does not have. RewardError if no verdict is given.
+    scale does not have, and if no row has both. RewardError if no verdict is given.
     """
     column, scale = str(options.labels), options.read_scale()
     labels, items = [], []
@@ -65,7 +65,10 @@ def measure_agreement(prompts: Sequence[Prompt], scorer: RewardScorer, options: 
             ) from None
         items.append((prompt, as_rollout(prompt, response, None)))
     if not items:
-        return None
+        raise DataError(
+            f"no row has both a response and a human's score in the column {column!r}",
+            remedy="add the columns response and the one that the judge's option labels names, or remove the option",
+        )
     scored = scorer.score(items)
     pairs = [(one.reward, label) for one, label in zip(scored, labels, strict=True) if one.reward is not None]
     if not pairs:

@@ -55,10 +55,10 @@ def test_a_judge_is_asked_about_labelled_rows_only(stub_judge: Any, make_scorer:
     assert (found.kind, found.rows, found.value) == ("accuracy", 4, 0.75)
     with pytest.raises(DataError, match="row 2"):
         measure_agreement(rows("GOOD", "fine"), scorer, options)
-    assert measure_agreement(rows(None, ""), scorer, options) is None
     assert [label_value(Scale.of([1, 10]), text) for text in ("2", " 7.5", "True")] == [2, 7.5, 1]  # of a CSV file
     unanswered = Prompt("1", text="Q?", answer="gold", columns={"human": "GOOD"})
-    assert measure_agreement([unanswered], scorer, options) is None
+    with pytest.raises(DataError, match="no row"):
+        measure_agreement([*rows(None, ""), unanswered], scorer, options)
 
 
 def test_a_judge_that_gives_no_verdict_is_no_agreement(stub_judge: Any, make_scorer: Any) -> None:
