@@ -82,15 +82,16 @@ def hidden_name(name: str) -> str:
     return name if looks_right else MASK
 
 
-def key_in(variable: str | None, field: str) -> str | None:
+def key_in(variable: str | None, field: str, also: str = "") -> str | None:
     """The key of an endpoint that an environment variable holds; None without a variable. ConfigError, which does not
-    show it, if the variable is not set or its value cannot be part of a header. field: names the variable."""
+    show it, if the variable is not set or its value cannot be part of a header. field: names the variable.
+    also: what else is to be done."""
     if variable is None:
         return None
     key, shown = os.environ.get(variable, "").strip(), hidden_name(variable)
     if not key or not key.isascii() or not key.isprintable():  # the HTTP library would repeat it in its own error
         wrong = "has a line break or other characters that a key cannot have" if key else "is not set"
-        remedy = f"export {shown}=... where the run is started: the key alone, on one line and in ASCII"
+        remedy = f"export {shown}=... where the run is started: the key alone, on one line and in ASCII{also}"
         raise ConfigError(f"{field} names {shown}, which {wrong}", remedy=remedy)
     return key
 

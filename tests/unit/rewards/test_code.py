@@ -150,7 +150,7 @@ def test_wrong_options_are_refused() -> None:
         Code(grade="shared")
     with pytest.raises(ConfigError, match=r"option tier(?s:.*)programs run at http://host"):
         Code(tier="landlock", url="http://host")
-    with pytest.raises(ConfigError, match="the environment variable NO_SUCH"):
+    with pytest.raises(ConfigError, match="names NO_SUCH, which is not set"):
         Code(url="http://host", token_variable="NO_SUCH")
 
 
@@ -161,7 +161,7 @@ def test_a_line_break_after_a_token_is_not_part_of_it(monkeypatch: pytest.Monkey
     Code(url="http://host", token_variable="MOUNTED")
     assert tokens == ["0123456789abcdef"]
     monkeypatch.setenv("MOUNTED", "\n")
-    with pytest.raises(ConfigError, match="the environment variable MOUNTED"):
+    with pytest.raises(ConfigError, match="names MOUNTED, which is not set"):
         Code(url="http://host", token_variable="MOUNTED")
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ from burnish.agents.environments.mcp_tools import result_of_call, schema_of_tool
 from burnish.agents.environments.protocol import Opening, Step
 from burnish.agents.environments.values import flag_of, number_of, text_of
 from burnish.agents.tools.calls import ToolError
-from burnish.config.secrets import hidden_name
+from burnish.config.secrets import key_in
 from burnish.errors import ConfigError, EnvironmentFailedError
 from burnish.types import Json
 from burnish.words import suggestion
@@ -57,19 +56,11 @@ def openenv_source(url: str, options: Mapping[str, Json], wanted: str) -> OpenEn
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
         raise ConfigError(f"{wanted}, whose timeout_seconds is {seconds!r}", remedy="give a number of seconds above 0")
     address = f"http{'s' * (parts.scheme in ('https', 'wss'))}://{parts.netloc}{parts.path.rstrip('/')}"
-    headers = _headers(options["token_variable"], wanted) if options.get("token_variable") is not None else {}
+    variable = options.get("token_variable")
+    also = "; and add it to conversation.variables"
+    token = key_in(None if variable is None else str(variable), f"{wanted}, whose token_variable", also)
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     return OpenEnvSource(ServerAddress(address, float(seconds), headers))
-
-
-def _headers(variable: Json, wanted: str) -> dict[str, str]:
-    """With the token that the variable holds; ConfigError, which does not show it, if no header can hold it."""
-    token = os.environ.get(str(variable), "").strip()
-    if token and token.isascii() and token.isprintable():
-        return {"Authorization": f"Bearer {token}"}
-    raise ConfigError(
-        f"{wanted}, whose token_variable {hidden_name(str(variable))!r} is not set for it, or no header can hold it",
-        remedy="set it to printable ASCII where the run is started, and add it to conversation.variables",
-    )
 
 
 class OpenEnvSource:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from textwrap import dedent, indent
 from typing import Annotated, Any, Literal
 
-from burnish.config.secrets import hidden_name
+from burnish.config.secrets import key_in
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code_tests import CodeTask, is_program, task_of_row
 from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, blocks_in, check_word, fenced_blocks
@@ -88,13 +87,8 @@ def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, 
         return opened(tier, limits=limits)
     if tier != "auto":
         raise ConfigError(f"option tier of reward 'code' is {tier!r}, but programs run at {url}", remedy="remove tier")
-    # Secrets that are mounted from files often end with a line break.
-    token = None if token_variable is None else os.environ.get(token_variable, "").strip()
-    if token_variable is not None and not token:
-        raise ConfigError(
-            f"the environment variable {hidden_name(token_variable)}, which holds the token of {url}, is not set",
-            remedy="set it, and name it under `environment` of the reward if the reward has the option itself",
-        )
+    also = "; and name it under `environment` of the reward if the reward has the option itself"
+    token = key_in(token_variable, "option token_variable of reward 'code'", also)
     from burnish.sandbox.remote import RemoteSandbox  # imported here because most runs never need its HTTP library
 
     return RemoteSandbox(url, token, grade=grade, limits=limits)
