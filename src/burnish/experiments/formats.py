@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -54,11 +52,9 @@ def as_latex(blocks: Sequence[Block], notes: Sequence[str]) -> str:
 
 def as_csv(rows: Sequence[Mapping[str, Json]]) -> str:
     """A line for each group, with all digits; empty where there is no number."""
-    written = io.StringIO()
-    writer = csv.DictWriter(written, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return written.getvalue().rstrip("\n")
+    import pandas
+
+    return pandas.DataFrame(list(rows), dtype=object).to_csv(index=False, lineterminator="\n").rstrip("\n")
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Block], Sequence[str]], str]] = {
