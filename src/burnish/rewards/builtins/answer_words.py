@@ -35,19 +35,18 @@ _SET_BY = {  # nouns, and what may follow them: verbs and signs
     "ko": ("정답|답|결과", "은|는|이"),
     "ar": ("الإجابة|الجواب|الاجابة", "هي|هو|تساوي|(?=ليس)"),
     "hi": ("उत्तर", "है|(?=\\s)"),
-    "ru": (
-        r"\b(?:ответ(?:ом)?|верный\sвариант|правильный\sвариант)\b",
-        r"[—–-](?=\s)|равен|это|будет|является|(?=не\s)",
-    ),
-    "es": (r"\b(?:respuestas?|soluci[oó]n(?:es)?|resultados?|opci[oó]n\scorrecta)\b", "es|son|ser[ií]a"),
-    "fr": (r"\b(?:r[ée]ponses?|r[ée]sultats?|solutions?(?=\s(?:est|sont))|option\scorrecte)\b", "est|sont"),
-    "de": (r"\b(?:Antwort|Lösung|Ergebnis|richtige\sOption)(?:en)?", "lautet|ist|beträgt|sind|lauten"),
-    "pt": (
-        r"\b(?:respostas?|resultados?|rispost[ae]|risultat[oi]|soluzione|(?:alternativa|op[cç][aã]o)\scorreta)\b",
-        "[ée]|è|s[ãa]o|sono|ser[ií]a",
-    ),
+    "ru": (r"\bответ(?:ом)?\b", r"[—–-](?=\s)|равен|это|будет|является|(?=не\s)"),
+    "es": (r"\b(?:respuestas?|soluci[oó]n(?:es)?|resultados?)\b", "es|son|ser[ií]a"),
+    "fr": (r"\b(?:r[ée]ponses?|r[ée]sultats?|solutions?(?=\s(?:est|sont)))\b", "est|sont"),
+    "de": (r"\b(?:Antwort|Lösung|Ergebnis)(?:en)?", "lautet|ist|beträgt|sind|lauten"),
+    "pt": (r"\b(?:respostas?|resultados?|rispost[ae]|risultat[oi]|soluzione)\b", "[ée]|è|s[ãa]o|sono|ser[ií]a"),
     "vi": (r"\b(?:đáp\sán|câu\strả\slời)", "là"),
     "tr": (r"\bcevap", r"(?=\s)"),
+    "choice": (
+        r"\b(?:opci[oó]n\scorrecta|option\scorrecte|richtige\sOption|(?:alternativa|op[cç][aã]o)\scorreta"
+        r"|(?:верный|правильный)\sвариант)\b",
+        r"es|est|ist|[ée]|это|[—–-](?=\s)",
+    ),
 }
 WITH_DECIMAL_COMMA = frozenset(("ru", "es", "fr", "de", "pt", "vi", "tr"))
 # Repeats are bounded: otherwise some responses would make these expressions take quadratic time or worse.
