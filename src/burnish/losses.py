@@ -17,6 +17,7 @@ token was sampled by the policy and is trained on. The content of masked slots n
 Advantages come from `burnish.algorithms.advantages`. docs/algorithms.md has every formula with its source.
 """
 
+from burnish.algorithms import policy_losses
 from burnish.algorithms.aggregation import (
     count_sequences,
     count_tokens,
@@ -29,58 +30,26 @@ from burnish.algorithms.aggregation import (
 from burnish.algorithms.kl import k1, k2, k3, kl_loss
 from burnish.algorithms.likelihood import dynamic_nll
 from burnish.algorithms.pair_losses import formulas as preferences
-from burnish.algorithms.policy_losses import (
-    PolicyLoss,
-    cispo,
-    clip_cov,
-    covariance_selection,
-    dppo,
-    gmpo,
-    gspo,
-    kimi,
-    kl_cov,
-    ppo_clip,
-    reinforce,
-    sapo,
-    tis,
-    topr,
-    turn_gspo,
-    unclipped_selection,
-)
+from burnish.algorithms.policy_losses import *  # noqa: F403  all of them
 from burnish.algorithms.preference_losses import best_of, bradley_terry
 from burnish.algorithms.value_losses import clipped_value
 
 __all__ = [
-    "PolicyLoss",
     "best_of",
     "bradley_terry",
-    "cispo",
-    "clip_cov",
     "clipped_value",
     "count_sequences",
     "count_tokens",
-    "covariance_selection",
-    "dppo",
     "dynamic_nll",
-    "gmpo",
-    "gspo",
     "k1",
     "k2",
     "k3",
-    "kimi",
-    "kl_cov",
     "kl_loss",
-    "ppo_clip",
     "preferences",
-    "reinforce",
-    "sapo",
     "sequence_mean_token_mean",
     "sequence_mean_token_sum",
     "sequence_mean_token_sum_norm",
-    "tis",
     "token_mean",
-    "topr",
-    "turn_gspo",
     "turn_mean_token_mean",
-    "unclipped_selection",
 ]
+__all__ += policy_losses.__all__

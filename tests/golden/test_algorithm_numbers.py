@@ -9,7 +9,8 @@ from torch import Tensor
 from burnish.algorithms import kl, shaping
 from burnish.algorithms.advantages import dr_grpo, gae, grpo, maxrl, rloo
 from burnish.algorithms.masking import masked_var, whiten
-from burnish.algorithms.policy_losses import dppo, ppo_clip, reinforce, sapo, sapo_gate
+from burnish.algorithms.policy_losses import dppo, ppo_clip, reinforce, sapo
+from burnish.algorithms.policy_losses.weighted import sapo_gate
 from burnish.algorithms.ratios import highest_entropy
 from burnish.errors import ConfigError
 

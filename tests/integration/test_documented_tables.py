@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from burnish.algorithms.advantages import ESTIMATOR_INPUTS, ESTIMATORS
-from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.checkpointing import fingerprints
 from burnish.checkpointing.run import MAY_DIFFER
 from burnish.config.presets import PRESETS

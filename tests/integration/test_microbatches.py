@@ -20,7 +20,7 @@ from runs import trained, untimed_rows
 from torch import Tensor
 
 from burnish.algorithms.aggregation import AGGREGATIONS
-from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
 from burnish.forward.batch import Batch, TokenScores, present
 from burnish.forward.microbatches import microbatches_by_groups

@@ -22,7 +22,7 @@ from rich.console import Console
 from burnish.algorithms.advantages import ESTIMATORS
 from burnish.algorithms.aggregation import AGGREGATIONS
 from burnish.algorithms.kl import KL_ESTIMATORS
-from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.config.names import TURN_ESTIMATORS
 from burnish.config.presets import PRESETS
 from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig

@@ -10,7 +10,7 @@ import torch
 
 from burnish import losses
 from burnish.algorithms.pair_losses import PAIR_LOSSES
-from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 

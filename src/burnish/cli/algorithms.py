@@ -95,7 +95,7 @@ def _values(preset: Preset, title: str, console: Console) -> None:
 def _formulas(estimator: str, loss: str, console: Console) -> None:
     from burnish.algorithms.advantages import ESTIMATORS
     from burnish.algorithms.pair_losses import resolve_pair_loss
-    from burnish.algorithms.policy_losses import POLICY_LOSSES
+    from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 
     if estimator in ESTIMATORS:
         _row("estimator", ESTIMATORS[estimator], console)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from burnish.algorithms.aggregation import aggregate
 from burnish.algorithms.policy_losses import (
-    POLICY_LOSSES,
     cispo,
     clip_cov,
     covariance_selection,
@@ -23,6 +22,7 @@ from burnish.algorithms.policy_losses import (
     topr,
     unclipped_selection,
 )
+from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.errors import ConfigError
 
 

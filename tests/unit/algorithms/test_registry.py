@@ -12,7 +12,8 @@ from burnish.algorithms.advantages import ESTIMATORS, resolve_estimator
 from burnish.algorithms.aggregation import AGGREGATIONS
 from burnish.algorithms.kl import KL_ESTIMATORS
 from burnish.algorithms.pair_losses import PAIR_LOSSES
-from burnish.algorithms.policy_losses import POLICY_LOSSES, PolicyLoss, resolve_policy_loss
+from burnish.algorithms.policy_losses import PolicyLoss
+from burnish.algorithms.policy_losses.table import POLICY_LOSSES, resolve_policy_loss
 from burnish.errors import ConfigError
 
 TABLES = {

@@ -9,7 +9,7 @@ import yaml
 
 from burnish.algorithms.advantages import ESTIMATORS
 from burnish.algorithms.pair_losses import PAIR_LOSSES
-from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.config import explain, names
 from burnish.config.fields import all_fields
 from burnish.config.kinds import all_kinds

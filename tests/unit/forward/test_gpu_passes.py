@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from burnish.algorithms.mismatch import correction_weights
-from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.config.schema_data import ModelConfig
 from burnish.forward import logprobs
 from burnish.forward.attention import WAYS, packing_way, set_packed_attention, ways_on

@@ -4,14 +4,10 @@ from burnish.algorithms.policy_losses.clipped import gmpo, gspo, ppo_clip, turn_
 from burnish.algorithms.policy_losses.covariance import clip_cov, covariance_selection, kl_cov, unclipped_selection
 from burnish.algorithms.policy_losses.divergence import dppo
 from burnish.algorithms.policy_losses.result import PolicyLoss
-from burnish.algorithms.policy_losses.table import LOSS_INPUTS, POLICY_LOSSES, PolicyLossSpec, resolve_policy_loss
-from burnish.algorithms.policy_losses.weighted import cispo, kimi, reinforce, sapo, sapo_gate, tis, topr
+from burnish.algorithms.policy_losses.weighted import cispo, kimi, reinforce, sapo, tis, topr
 
 __all__ = [
-    "LOSS_INPUTS",
-    "POLICY_LOSSES",
     "PolicyLoss",
-    "PolicyLossSpec",
     "cispo",
     "clip_cov",
     "covariance_selection",
@@ -22,9 +18,7 @@ __all__ = [
     "kl_cov",
     "ppo_clip",
     "reinforce",
-    "resolve_policy_loss",
     "sapo",
-    "sapo_gate",
     "tis",
     "topr",
     "turn_gspo",

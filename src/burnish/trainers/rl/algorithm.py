@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from burnish.algorithms.advantages import Estimator, resolve_estimator
-from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
+from burnish.algorithms.policy_losses.table import PolicyLossSpec, resolve_policy_loss
 from burnish.config.schema import AlgorithmConfig
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.advantages.returns import gae
 from burnish.algorithms.mismatch import correction_weights
-from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.config.schema import AlgorithmConfig
 from burnish.forward.attention import packs_rows
 from burnish.forward.batch import Batch

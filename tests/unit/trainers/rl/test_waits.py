@@ -14,7 +14,7 @@ import torch
 from plain_samples import ones_batch
 
 from burnish.algorithms.mismatch import correction_weights
-from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.forward.batch import Batch, TokenScores
 from burnish.models.accumulation import Accumulation
 from burnish.models.roles import Denominators

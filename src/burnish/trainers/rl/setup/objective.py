@@ -11,7 +11,7 @@ from torch import Tensor
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.mismatch import correction_weights
-from burnish.algorithms.policy_losses import PolicyLossSpec
+from burnish.algorithms.policy_losses.table import PolicyLossSpec
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.forward.batch import Batch, TokenScores
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
