@@ -156,8 +156,8 @@ _IN_WORDS = {str: "text", int: "a whole number", float: "a finite number", bool:
 
 
 def why_not(kind: Any, value: object) -> str:
-    """What to write instead of a value that is not strictly of this type (text is no number, true is not 1); empty for
-    one that is. kind: a class, a union, a list of a type, words."""
+    """Say what to write instead of a value that is not strictly of this type: text is no number, true is not 1. Empty
+    for one that is. kind: a class, a union, a list of a type, words."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         reasons = [why_not(one, value) for one in inner]
