@@ -108,6 +108,8 @@ def test_a_teacher_and_its_estimator_need_each_other(taught: BuildRl) -> None:
     for word in ("algorithm.dynamic_sampling=true", "domains={a: {train: x.jsonl, normalize: running}}"):
         with pytest.raises(ConfigError, match="is set, but only the teacher decides what is learned"):
             taught(word)
+    with pytest.raises(ConfigError, match="success is right, but there are no rewards"):
+        taught("evaluation.success=right")
     with pytest.raises(ModelError, match=r"teacher.path './nowhere' does not exist"):
         train(taught(teacher="./nowhere"))
 

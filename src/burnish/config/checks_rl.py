@@ -430,6 +430,8 @@ def _judging_reward(config: RlFields) -> Iterator[Problem]:
     """Check the reward that decides whether a response is solved, unless code passes rewards itself."""
     if config.all_rewards:
         yield from judging_reward(config.evaluation, config.all_rewards, "evaluation", "a reward")
+    elif config.teaches_alone and config.evaluation.success is not None:
+        yield Problem("evaluation.success", f"is {config.evaluation.success}, but there are no rewards", "remove it")
 
 
 def _unsound_puzzles(config: RlFields) -> Iterator[Problem]:
