@@ -107,3 +107,20 @@ def test_a_function_keeps_its_name_and_takes_a_weight() -> None:
 def test_a_setting_that_no_reward_can_have_is_refused_in_words() -> None:
     with pytest.raises(ConfigError, match="timeout_seconds"):
         rewards.exact(timeout_seconds=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("code", {"seconds": "5"}, "option seconds of reward 'code' is '5'\n  -> write a finite number"),
+        ("code", {"seconds": float("nan")}, "is nan\n  -> write a finite number"),
+        ("code", {"memory_mb": 100.5}, "is 100.5\n  -> write a whole number"),
+        ("code", {"url": 3}, "is 3\n  -> write text, or null"),
+        ("exact", {"strip": "no"}, "option strip of reward 'exact' is 'no'\n  -> write true or false"),
+        ("format", {"tags": "think"}, "option tags of reward 'format' is 'think'\n  -> write a list of: text"),
+        ("length", {"maximum": True}, "is True\n  -> write a whole number, or null"),
+    ],
+)
+def test_options_of_another_type_are_refused(name: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load_reward(RewardSpec(name, name, options))

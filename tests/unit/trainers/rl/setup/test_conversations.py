@@ -166,6 +166,13 @@ def test_a_game_needs_no_parser(opened: Callable[..., Any]) -> None:
         ({"tools": "calculator", "parser": "hermess"}, PYTHONIC, ConfigError, "did you mean 'hermes'"),
         ({"tools": "calculator", "parser": "{here}/partners.py:None"}, PYTHONIC, ConfigError, "has no None"),
         ({"tools": "calculater"}, PYTHONIC, ConfigError, "did you mean 'calculator'"),
+        (
+            {"tools": {"python": {"seconds": "5"}}},
+            PYTHONIC,
+            ConfigError,
+            "option seconds is '5'\n  -> write a finite n",
+        ),
+        ({"tools": {"mcp": {"command": "npx x"}}}, PYTHONIC, ConfigError, "is 'npx x'\n  -> write a list of: text"),
         ({"environment": "{here}/partners.py:Unfinished"}, PYTHONIC, ConfigError, "no method reset"),
         ({**TOOL, "environment": "{here}/partners.py:Desk"}, PYTHONIC, ConfigError, "two tools named 'look'"),
         ({"environment": "{here}/nowhere.py:Game"}, PYTHONIC, ConfigError, "there is no file"),
