@@ -36,6 +36,10 @@ _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; import burnish.outside.supervise as first; first.wake_at_parents_end(); "
     "from {module} import {name}; {name}(*{arguments!r})"
 )
+_TIED = (
+    "import os, sys; sys.path[:] = {path!r}; from burnish.outside.supervise import end_with; "
+    "end_with(int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 _COUNTED = 7, 9, 11, 12
 """Page faults (small and large) and seconds of the processor (of its own and of the system) in /proc/PID/stat, counted
 from the process' state on."""
@@ -191,6 +195,11 @@ def start_interpreter(
     command = [sys.executable, "-c", program]
     with holding_back_stop_signals():
         return start(command, stdout=output, stderr=output, descriptors=descriptors, environment=environment)
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command for somebody else to start from this thread, so that it is killed when this process ends."""
+    return [sys.executable, "-c", _TIED.format(path=sys.path), str(os.getpid()), *command]
 
 
 def run_program(

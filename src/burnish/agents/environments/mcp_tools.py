@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from burnish.agents.tools.calls import ToolError
 from burnish.config.secrets import hidden_name, masked_command
 from burnish.errors import ConfigError, needing
+from burnish.outside.supervise import tied
 from burnish.types import Json
 
 if TYPE_CHECKING:
@@ -261,7 +262,8 @@ class _Connection:
         server = self._server
         if server.url is None:
             given = {name: os.environ[name] for name in server.environment}
-            start = StdioServerParameters(command=server.command[0], args=list(server.command[1:]), env=given)
+            program, *arguments = tied(server.command)  # the SDK would leave a busy server behind
+            start = StdioServerParameters(command=program, args=arguments, env=given)
             async with Client(stdio_client(start, errlog=self._said)) as client:
                 yield client
             return

@@ -20,11 +20,12 @@ from burnish.agents.environments.mcp_tools import McpServer, McpTools, result_of
 from burnish.agents.tools.calls import ToolCall, ToolError
 from burnish.agents.tools.checking import check_call
 from burnish.errors import ConfigError
+from burnish.outside.supervise import is_alive
 
 needs_sdk = pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs burnish[mcp]")
 
 SERVER = """
-import asyncio, os, sys
+import asyncio, os, sys, time
 from pathlib import Path
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -47,6 +48,12 @@ async def wait(seconds: float) -> str:
     "Wait."
     await asyncio.sleep(seconds)
     return "waited"
+
+@server.tool()
+def hang() -> str:
+    "Keep the server busy, so that it hears nothing."
+    time.sleep(1000)
+    return ""
 
 @server.tool()
 def counted() -> int:
@@ -179,6 +186,32 @@ def test_nothing_is_left(command: Callable[..., tuple[str, ...]]) -> None:
         opened.close()
     with pytest.raises(ConnectionError, match="have been left"):
         opened.call("one", "add", {"a": 1}, 60)
+
+
+@needs_sdk
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_busy_server_ends_with_a_run_that_is_killed(command: Callable[..., tuple[str, ...]]) -> None:
+    code = f"""if True:
+        import threading, time
+        from burnish.agents.environments.mcp_tools import McpServer, McpTools
+        tools = McpTools([McpServer({command()!r})])
+        threading.Thread(target=tools.call, args=("one", "hang", {{}}, 60)).start()
+        time.sleep(1)
+        print("busy", flush=True)
+        time.sleep(60)
+    """
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "busy\n"
+    servers = children(run.pid)
+    assert servers
+    run.kill()
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, servers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(is_alive, servers))
+    run.wait()
 
 
 @needs_sdk
