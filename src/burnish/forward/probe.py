@@ -194,10 +194,9 @@ def _training_shape(model: PreTrainedModel) -> str:
 
 def keep_faster_layers(
     model: PreTrainedModel, paths: FastPaths, faster: str = KERNELS, *, required: bool = False
-) -> bool:
+) -> None:
     """After `use_layer_kernels` or `use_compiled_layers` has accepted them: keep the `faster` layers if a forward and
-    backward pass through the first ones is faster with them, or if they are `required`; returns whether they are
-    kept."""
+    backward pass through the first ones is faster with them, or if they are `required`."""
     wide = num_weights(model.base_model.layers[0])
     count = 1 if wide > _WIDE else 2
     size = (_GPU_TOKENS if model.device.type == "cuda" else tokens_for(count * wide, wanted=512, fewest=64)) // 32
@@ -214,7 +213,6 @@ def keep_faster_layers(
     with fast_float32(model, paths=paths):  # as it will be in training
         way = paths.choose(TRAINING, _training_shape(model), ways, required=faster if required else None)
     _PREPARE[way](model)
-    return way == faster
 
 
 def keep_own_layers(model: PreTrainedModel, paths: FastPaths) -> None:
