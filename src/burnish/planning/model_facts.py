@@ -71,21 +71,15 @@ class RewardFacts:
 
 def read_reward_facts(rewards: Iterable[RewardConfig]) -> tuple[RewardFacts, ...]:
     """Read the sizes of the reward models among the rewards. Options that a run would refuse count as not set."""
-    found = []
-    for reward in rewards:
-        if reward.is_model:
-            facts = read_model_facts(Path(reward.name.removeprefix(MODEL_REWARD)).expanduser())
-            budget = reward.options.get("tokens_per_microbatch")
-            found.append(
-                RewardFacts(
-                    reward.log_label,
-                    facts,
-                    2 if reward.options.get("dtype") == "bfloat16" else 4,
-                    str(reward.options.get("device", "auto")),
-                    budget if isinstance(budget, int) else TOKENS_PER_SCORING,
-                )
-            )
-    return tuple(found)
+    return tuple(_reward_facts(reward) for reward in rewards if reward.is_model)
+
+
+def _reward_facts(reward: RewardConfig) -> RewardFacts:
+    options, facts = reward.options, read_model_facts(Path(reward.name.removeprefix(MODEL_REWARD)).expanduser())
+    width, device = 2 if options.get("dtype") == "bfloat16" else 4, str(options.get("device", "auto"))
+    budget = options.get("tokens_per_microbatch")
+    tokens = budget if isinstance(budget, int) else TOKENS_PER_SCORING
+    return RewardFacts(reward.log_label, facts, width, device, tokens)
 
 
 def read_model_facts(folder: Path) -> ModelFacts | None:
