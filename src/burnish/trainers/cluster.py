@@ -203,11 +203,7 @@ def crew_of(config: RunConfig, console: Console, *, trainers: int) -> Crew:
     stacks.mkdir(exist_ok=True)
     names = tuple(f"trainer {rank}" for rank in range(trainers))
     on_gpu = config.model.device != "cpu"
-
-    def tell(text: str) -> None:
-        say(console, (text,))
-
-    return Crew(names, (), (), config.cluster, on_gpu, output, stacks, say=tell)
+    return Crew(names, (), (), config.cluster, on_gpu, output, stacks, say=lambda text: say(console, (text,)))
 
 
 @contextmanager
