@@ -18,7 +18,7 @@ from burnish.errors import KernelError
 from burnish.forward.attention import WAYS, PackedAttention, packs_rows, set_packed_attention, ways_on
 from burnish.forward.batch import Batch, HostRows
 from burnish.forward.compiled_layers import may_compile, set_compiled_layers, times_compiled
-from burnish.forward.fast_paths import FastPaths, failure, shape_of
+from burnish.forward.fast_paths import FastPaths, failure, shape_of, shape_on_device
 from burnish.forward.few_layers import few_layers, num_weights, telling_layers
 from burnish.forward.kernel_layers import has_known_layers, own_layers, set_layer_kernels, uses_layer_kernels
 from burnish.forward.matmul_choice import fast_float32
@@ -87,10 +87,9 @@ def _fastest_attention(model: PreTrainedModel, ways: Sequence[str], paths: FastP
             output_SHD = attention.attend(inputs[0], inputs[1], inputs[2], None)
         return _finished(torch.autograd.grad(output_SHD, inputs, torch.ones_like(output_SHD)), device)
 
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    shape = f"{shape_of(model)}, {where}"
     made = {way: WAYS[way](packing, device, model.dtype) for way in ways}
-    return paths.choose(ATTENTION, shape, [Contender(way, partial(one_pass, made[way])) for way in ways])
+    contenders = [Contender(way, partial(one_pass, made[way])) for way in ways]
+    return paths.choose(ATTENTION, shape_on_device(model), contenders)
 
 
 def _finished(results: Result, device: torch.device) -> Result:
