@@ -171,7 +171,7 @@ def open_processes(
             rests="rollout_engine" in config.cluster.offload,
         )
         stack.enter_context(pool)
-        objective = None if here else ObjectiveElsewhere.of(config)
+        objective = None if here else partial(ObjectiveElsewhere, config.model_dump_json())
         yield Players(
             _with_handles(roles, own.roles),
             pool,
