@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,13 @@ def read_state(folder: Path, name: str) -> dict[str, Any]:
         return state
 
 
-@contextmanager
-def restoring(folder: Path) -> Iterator[None]:
+def restoring(folder: Path) -> AbstractContextManager[None]:
     """Let errors name the checkpoint while a run is restored from it.
 
     Its files may be undamaged and still not have the content that this version expects.
     """
     remedy = "use the version that made it, or remove that folder; then the run resumes from the one before it"
-    with reading(f"{folder}: restoring the run from it", CheckpointError, remedy=remedy):
-        yield
+    return reading(f"{folder}: restoring the run from it", CheckpointError, remedy=remedy)
 
 
 def _encode(value: object, where: str, tensors: dict[str, Tensor]) -> Json:

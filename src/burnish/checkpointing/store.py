@@ -126,10 +126,9 @@ class CheckpointStore:
         aside = []
         with self._disk_errors(None, self._folder):
             for later in [later for later in self.steps() if later > step]:
-                aside.append(self._path(later).with_name(f"{self._path(later).name}{_DAMAGED}"))
-                if aside[-1].exists():  # of an earlier time
-                    _remove(aside[-1])
-                self._path(later).rename(aside[-1])
+                target = self._path(later).with_name(f"{self._path(later).name}{_DAMAGED}")
+                _remove(target)  # of an earlier time
+                aside.append(self._path(later).rename(target))
         return aside
 
     def prune(self, newest: int) -> None:

@@ -48,7 +48,7 @@ from burnish.distributed.weight_transfer import Gate, SharedWeights, TensorLayou
 from burnish.errors import RolloutError
 from burnish.machine.allocator import return_freed_memory
 from burnish.models.roles import Policy
-from burnish.models.weights import Weights
+from burnish.models.weights import Weights, in_chunks
 from burnish.outside.supervise import end_own_group, ignore_stop_signals
 from burnish.rollouts.engine import RolloutEngine
 from burnish.types import Rollout
@@ -173,16 +173,7 @@ class RoleServer:
 
 def buckets(tensors: Iterable[Named]) -> Iterator[list[Named]]:
     """The tensors in lists of at most `BUCKET_BYTES`, each list made when it is asked for."""
-    bucket: list[Named] = []
-    size = 0
-    for name, tensor in tensors:
-        if bucket and size + tensor.nbytes > BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += tensor.nbytes
-    if bucket:
-        yield bucket
+    return in_chunks(tensors, BUCKET_BYTES, lambda tensor: tensor.nbytes)
 
 
 def serve(channel: Channel, pulse: Pulse, gate: Gate) -> None:

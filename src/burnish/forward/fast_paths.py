@@ -236,3 +236,9 @@ def shape_of(model: PreTrainedModel) -> str:
     weight = model.get_input_embeddings().weight
     bits = {f"{module.bits} bits" for module in model.modules() if isinstance(module, QuantizedLinear)}
     return ", ".join([*sizes, f"embedding {tuple(weight.shape)}", str(weight.dtype).removeprefix("torch."), *bits])
+
+
+def shape_on_device(model: PreTrainedModel) -> str:
+    """`shape_of` with the device, on another of which another way may be the fastest."""
+    where = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type
+    return f"{shape_of(model)}, {where}"

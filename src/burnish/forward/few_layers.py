@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,16 +38,14 @@ def num_weights(module: nn.Module) -> int:
     return sum(weight.numel() for weight in module.parameters())
 
 
-@contextmanager
-def telling_layers(model: PreTrainedModel) -> Iterator[None]:
+def telling_layers(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Inside, `model` computes with only as many of its first layers as a trial of its code needs; afterwards with all.
 
     For models of FAMILIES these are the first two, and as many more as it takes to have a layer of each kind. Layers
     are of one kind if they differ in nothing but their number and their weights' values. Other models, and models with
     code from elsewhere, keep all layers, because their computation may depend on their position.
     """
-    with few_layers(model, _num_telling(model)) if _has_known_code(model) else nullcontext():
-        yield
+    return few_layers(model, _num_telling(model)) if _has_known_code(model) else nullcontext()
 
 
 def _num_telling(model: PreTrainedModel) -> int:

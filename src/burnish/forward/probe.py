@@ -18,7 +18,7 @@ from burnish.errors import KernelError
 from burnish.forward.attention import WAYS, PackedAttention, packs_rows, set_packed_attention, ways_on
 from burnish.forward.batch import Batch, HostRows
 from burnish.forward.compiled_layers import may_compile, set_compiled_layers, times_compiled
-from burnish.forward.fast_paths import FastPaths, failure, shape_of
+from burnish.forward.fast_paths import FastPaths, failure, shape_of, shape_on_device
 from burnish.forward.few_layers import few_layers, num_weights, telling_layers
 from burnish.forward.kernel_layers import has_known_layers, own_layers, set_layer_kernels, uses_layer_kernels
 from burnish.forward.matmul_choice import fast_float32
@@ -87,10 +87,9 @@ def _fastest_attention(model: PreTrainedModel, ways: Sequence[str], paths: FastP
             output_SHD = attention.attend(inputs[0], inputs[1], inputs[2], None)
         return _finished(torch.autograd.grad(output_SHD, inputs, torch.ones_like(output_SHD)), device)
 
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    shape = f"{shape_of(model)}, {where}"
     made = {way: WAYS[way](packing, device, model.dtype) for way in ways}
-    return paths.choose(ATTENTION, shape, [Contender(way, partial(one_pass, made[way])) for way in ways])
+    contenders = [Contender(way, partial(one_pass, made[way])) for way in ways]
+    return paths.choose(ATTENTION, shape_on_device(model), contenders)
 
 
 def _finished(results: Result, device: torch.device) -> Result:
@@ -194,10 +193,9 @@ def _training_shape(model: PreTrainedModel) -> str:
 
 def keep_faster_layers(
     model: PreTrainedModel, paths: FastPaths, faster: str = KERNELS, *, required: bool = False
-) -> bool:
+) -> None:
     """After `use_layer_kernels` or `use_compiled_layers` has accepted them: keep the `faster` layers if a forward and
-    backward pass through the first ones is faster with them, or if they are `required`; returns whether they are
-    kept."""
+    backward pass through the first ones is faster with them, or if they are `required`."""
     wide = num_weights(model.base_model.layers[0])
     count = 1 if wide > _WIDE else 2
     size = (_GPU_TOKENS if model.device.type == "cuda" else tokens_for(count * wide, wanted=512, fewest=64)) // 32
@@ -214,7 +212,6 @@ def keep_faster_layers(
     with fast_float32(model, paths=paths):  # as it will be in training
         way = paths.choose(TRAINING, _training_shape(model), ways, required=faster if required else None)
     _PREPARE[way](model)
-    return way == faster
 
 
 def keep_own_layers(model: PreTrainedModel, paths: FastPaths) -> None:

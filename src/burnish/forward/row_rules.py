@@ -9,7 +9,8 @@ the same rows alone, including rows longer than the boundaries of the config (`b
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -138,10 +139,17 @@ def _find_rules(trunk: PreTrainedModel) -> RowRules:
     if trunk.config.model_type in FAMILIES:  # whose masks transformers makes for padded rows, windows included
         return replace(rules(), tried_up_to=None)
     _check_settings(trunk.config)
-    training = [module for module in trunk.modules() if module.training]
-    trunk.eval()
-    try:
+    with evaluation_mode(trunk):
         return rules(beside=_try(trunk, _texts(trunk, boundaries), rules()))
+
+
+@contextmanager
+def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode inside. Afterwards each module is in its earlier mode, which may differ between modules."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
     finally:
         for module in training:
             module.training = True

@@ -84,12 +84,9 @@ def try_template(template: str, tokens: dict[str, str]) -> dict[str, Any]:
         compiled = _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
         return {"longest": 0, "thoughts": 0, "unreadable": f"line {error.lineno}: {error.message}"}
-    longest = 0
-    for begin in (0, 1):
-        for end in range(begin + 1, len(_TURNS) + 1):
-            turns = [{"role": role, "content": "Hello."} for role in _TURNS[begin:end]]
-            for prompt in (False, True):
-                longest = max(longest, len(_text(compiled, turns, prompt, tokens)))
+    greetings = [{"role": role, "content": "Hello."} for role in _TURNS]
+    some = [greetings[begin:end] for begin in (0, 1) for end in range(begin + 1, len(_TURNS) + 1)]
+    longest = max(len(_text(compiled, turns, prompt, tokens)) for turns in some for prompt in (False, True))
     contents = ("Hello.", "<think>Hm.</think>Hello.", "Hello.")
     turns = [{"role": role, "content": content} for role, content in zip(_TURNS[1:4], contents, strict=True)]
     return {"longest": longest, "thoughts": _text(compiled, turns, False, tokens).count("<think>"), "unreadable": ""}

@@ -283,8 +283,9 @@ class WeightOptimizer:
     def refresh(self) -> None:
         """Set the masters to the current weights (after loading)."""
         with torch.no_grad(), self._awake():
-            for name in self._copied():
-                self._masters[name].copy_(self._parameters[name])
+            for name, parameter in self._parameters.items():
+                if parameter.dtype not in WIDE_TYPES:
+                    self._masters[name].copy_(self._own(parameter))
 
     def state(self) -> TrainingState:
         """Moments (and float32 masters, if any) by parameter name: tensors only, no pickled objects.
@@ -336,9 +337,9 @@ class WeightOptimizer:
         parameter.grad_dtype = torch.float32
         return nn.Parameter(parameter.detach().to(torch.float32))
 
-    def _own(self, saved: Tensor) -> Tensor:
-        """The part of a saved tensor that belongs to this process' master or moment."""
-        return saved
+    def _own(self, whole: Tensor) -> Tensor:
+        """The part of a whole tensor that belongs to this process' master or moment."""
+        return whole
 
     @torch.no_grad()
     def _publish(self) -> None:

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,22 +34,6 @@ BLOCK_BYTES = 1 << 26
 """Size of a block of host memory: 64 MiB."""
 
 
-class RestingPlace(Protocol):
-    """Storage for the numbers of offloaded tensors. `name` ends the sentence 'it cannot rest in'."""
-
-    @property
-    def name(self) -> str: ...
-
-    def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Copy all of them here, in place of the numbers kept before. OSError or RuntimeError if there is no room."""
-
-    def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Copy the numbers back into storages of the same sizes, in the same order."""
-
-    def after(self) -> None:
-        """Called when the storages' own memory has been freed, so that others can have it."""
-
-
 class RestingFile:
     """A file without a name in a folder: it is gone when the process ends, however it ends."""
 
@@ -61,7 +45,8 @@ class RestingFile:
         self._reserved = 0
 
     def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """See `RestingPlace`. Room is reserved first: a disk that is full says so before anything is written."""
+        """Copy all of them here, in place of the numbers kept before. OSError or RuntimeError if there is no room,
+        which is reserved first: a disk that is full says so before anything is written."""
         total = sum(storage.nbytes() for storage in storages)
         if total > self._reserved:
             if sys.platform == "linux":
@@ -75,7 +60,7 @@ class RestingFile:
             place += done
 
     def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """See `RestingPlace`."""
+        """Copy the numbers back into storages of the same sizes, in the same order."""
         place = 0
         for storage in storages:
             numbers, done = _memory_of(storage), 0
@@ -87,7 +72,7 @@ class RestingFile:
             place += done
 
     def after(self) -> None:
-        """See `RestingPlace`."""
+        """Called when the storages' own memory has been freed, so that others can have it."""
         return_freed_memory()
 
 
@@ -101,7 +86,7 @@ class RestingHostMemory:
         self._blocks: list[Tensor] = []
 
     def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """See `RestingPlace`. The numbers have arrived when this returns."""
+        """See `RestingFile.keep`. The numbers have arrived when this returns."""
         pinned = torch.cuda.is_available()
         missing = sum(storage.nbytes() for storage in storages) - sum(block.numel() for block in self._blocks)
         for first in range(0, missing, BLOCK_BYTES):
@@ -113,7 +98,7 @@ class RestingHostMemory:
             torch.cuda.synchronize(storages[0].device)  # the role's device
 
     def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """See `RestingPlace`. Copies are queued before whatever reads the numbers, and before the next `keep`."""
+        """See `RestingFile.give_back`. Copies are queued before what reads the numbers, and before the next `keep`."""
         for room, numbers in self._pieces(storages):
             numbers.copy_(room, non_blocking=torch.cuda.is_available())
 
@@ -130,9 +115,13 @@ class RestingHostMemory:
                 room, numbers = room[size:], numbers[size:]
 
     def after(self) -> None:
-        """See `RestingPlace`. An engine in another process can have the GPU's memory now."""
+        """See `RestingFile.after`. An engine in another process can have the GPU's memory now."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+RestingPlace = RestingFile | RestingHostMemory
+"""Storage for the numbers of offloaded tensors. `name` ends the sentence 'it cannot rest in'."""
 
 
 def resting_place(device: torch.device, folder: Path) -> RestingPlace:

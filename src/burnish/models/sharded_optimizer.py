@@ -94,14 +94,6 @@ class ShardedOptimizer(WeightOptimizer):
         for master in self._masters.values():
             master.grad = torch.zeros_like(master)
 
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """See `WeightOptimizer.refresh`."""
-        with self._awake():
-            for name, parameter in self._parameters.items():
-                if parameter.dtype not in WIDE_TYPES:
-                    self._masters[name].copy_(self._slices.part(parameter))
-
     def _state(self) -> TrainingState:
         """Whole tensors in the host's memory, whatever the size of the team."""
         moved = [name for name, master in self._masters.items() if master in self._adam.state]
@@ -137,8 +129,8 @@ class ShardedOptimizer(WeightOptimizer):
             parameter.grad_dtype = torch.float32
         return self._slices[parameter]
 
-    def _own(self, saved: Tensor) -> Tensor:
-        return self._slices.part(saved.contiguous())
+    def _own(self, whole: Tensor) -> Tensor:
+        return self._slices.part(whole.contiguous())
 
     @torch.no_grad()
     def _publish(self) -> None:

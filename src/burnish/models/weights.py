@@ -50,6 +50,22 @@ def named_tensors(
         yield name, tensor
 
 
+def in_chunks(
+    tensors: Iterable[tuple[str, Tensor]], most: int, num_bytes: Callable[[Tensor], int]
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """The tensors in lists of at most `most` bytes (or of a single tensor), each list made when it is asked for."""
+    chunk: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        if chunk and size + num_bytes(tensor) > most:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append((name, tensor))
+        size += num_bytes(tensor)
+    if chunk:
+        yield chunk
+
+
 def checkpoint_layout(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
     """The tensors with the names and shapes of a checkpoint on disk: modules that transformers fuses in memory are
     split again. They remain an iterator if the architecture needs no splitting."""

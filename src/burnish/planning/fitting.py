@@ -131,12 +131,8 @@ class Fitting:
     def search(self, config: RunConfig) -> Fit:
         """The run as it is, and if it does not fit, the smallest change."""
         lacking = self._lacking(config)
-        if not lacking:
-            return Fit(lacking)
-        for tried in self._candidates(config):
-            if self._fits(tried):
-                return Fit(lacking, self._needed(tried))
-        return Fit(lacking)
+        tried = next(filter(self._fits, self._candidates(config)), ()) if lacking else ()
+        return Fit(lacking, self._needed(tried))
 
     def _candidates(self, config: RunConfig) -> Iterator[tuple[Change, ...]]:
         yield from ((change,) for change in same_numbers(config, self._machine))
@@ -231,14 +227,11 @@ def _fewer_processes(config: RunConfig, most: int) -> Iterator[Change]:
 
 def _smaller_passes(config: RunConfig) -> Iterator[Change]:
     """Yield changes to a half, a quarter, ... of a micro-batch's tokens, and of the rows decoded at the same time."""
-    tokens = config.optimization.microbatch_tokens // 2
-    while tokens >= _FEWEST_TOKENS:
+    tokens, rows = config.optimization.microbatch_tokens, config.engine.rows
+    while (tokens := tokens // 2) >= _FEWEST_TOKENS:
         yield Change((f"optimization.tokens_per_microbatch={tokens}",), "smaller passes")
-        tokens //= 2
-    rows = config.engine.rows // 2
-    while rows >= _FEWEST_ROWS:
+    while (rows := rows // 2) >= _FEWEST_ROWS:
         yield Change((f"rollout.max_batch_rows={rows}",), "fewer responses are sampled at the same time")
-        rows //= 2
 
 
 def _offloads(config: RunConfig) -> Iterator[Change]:

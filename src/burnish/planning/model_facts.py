@@ -71,21 +71,15 @@ class RewardFacts:
 
 def read_reward_facts(rewards: Iterable[RewardConfig]) -> tuple[RewardFacts, ...]:
     """Read the sizes of the reward models among the rewards. Options that a run would refuse count as not set."""
-    found = []
-    for reward in rewards:
-        if reward.is_model:
-            facts = read_model_facts(Path(reward.name.removeprefix(MODEL_REWARD)).expanduser())
-            budget = reward.options.get("tokens_per_microbatch")
-            found.append(
-                RewardFacts(
-                    reward.log_label,
-                    facts,
-                    2 if reward.options.get("dtype") == "bfloat16" else 4,
-                    str(reward.options.get("device", "auto")),
-                    budget if isinstance(budget, int) else TOKENS_PER_SCORING,
-                )
-            )
-    return tuple(found)
+    return tuple(_reward_facts(reward) for reward in rewards if reward.is_model)
+
+
+def _reward_facts(reward: RewardConfig) -> RewardFacts:
+    options, facts = reward.options, read_model_facts(Path(reward.name.removeprefix(MODEL_REWARD)).expanduser())
+    width, device = 2 if options.get("dtype") == "bfloat16" else 4, str(options.get("device", "auto"))
+    budget = options.get("tokens_per_microbatch")
+    tokens = budget if isinstance(budget, int) else TOKENS_PER_SCORING
+    return RewardFacts(reward.log_label, facts, width, device, tokens)
 
 
 def read_model_facts(folder: Path) -> ModelFacts | None:
@@ -120,11 +114,11 @@ def facts_of(config: Mapping[str, object], *, num_parameters: int | None = None)
     key_values = _first(words, "num_key_value_heads") or heads
     head_size = _first(words, "head_dim") or hidden // heads
     gated = "n_embd" not in words  # only GPT-2 says `n_embd`; it has a plain feed-forward and learned positions
-    experts = _Experts.of(words, intermediate)
+    experts = _expert_numbers(words, intermediate, hidden)
     own = _attention_numbers(words, hidden, heads * head_size, key_values * head_size, heads)
     dense = (3 if gated else 2) * hidden * intermediate
     dense_layers = layers if experts is None else _first(words, "first_k_dense_replace") or 0
-    sparse, active = (0, 0) if experts is None else experts.numbers(hidden)
+    sparse, active = experts or (0, 0)
     if num_parameters is None:
         embeddings = vocabulary * hidden * (1 if words.get("tie_word_embeddings", not gated) else 2)
         positions = 0 if gated else (_first(words, "n_positions") or 0) * hidden
@@ -145,33 +139,19 @@ def facts_of(config: Mapping[str, object], *, num_parameters: int | None = None)
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Experts:
-    """The experts of a layer: how many there are and how many work on a token, their feed-forward size, the size of the
-    shared experts, and whether they have biases."""
-
-    count: int
-    per_token: int
-    size: int
-    shared_size: int
-    biased: bool
-
-    @staticmethod
-    def of(words: Mapping[str, object], intermediate: int) -> _Experts | None:
-        """Read the experts from a model's config. None for a model without experts."""
-        count = _first(words, "num_experts", "num_local_experts", "n_routed_experts")
-        if count is None:
-            return None
-        size = _first(words, "moe_intermediate_size") or intermediate
-        shared = _first(words, "shared_expert_intermediate_size") or (_first(words, "n_shared_experts") or 0) * size
-        per_token = _first(words, "num_experts_per_tok", "num_experts_per_token", "top_k") or 1
-        return _Experts(count, min(per_token, count), size, shared, words.get("model_type") == "gpt_oss")
-
-    def numbers(self, hidden: int) -> tuple[int, int]:
-        """(parameters of a layer's experts and router, parameters that work on one token)."""
-        each = 3 * hidden * self.size + (2 * self.size + hidden if self.biased else 0)
-        always = hidden * self.count + self.biased * self.count + 3 * hidden * self.shared_size
-        return always + self.count * each, always + self.per_token * each
+def _expert_numbers(words: Mapping[str, object], intermediate: int, hidden: int) -> tuple[int, int] | None:
+    """(parameters of a layer's experts and router, parameters that work on one token). None for a model without
+    experts."""
+    count = _first(words, "num_experts", "num_local_experts", "n_routed_experts")
+    if count is None:
+        return None
+    size = _first(words, "moe_intermediate_size") or intermediate
+    shared = _first(words, "shared_expert_intermediate_size") or (_first(words, "n_shared_experts") or 0) * size
+    per_token = _first(words, "num_experts_per_tok", "num_experts_per_token", "top_k") or 1
+    biased = words.get("model_type") == "gpt_oss"
+    each = 3 * hidden * size + (2 * size + hidden if biased else 0)
+    always = hidden * count + biased * count + 3 * hidden * shared
+    return always + count * each, always + min(per_token, count) * each
 
 
 _NORMS = {"gemma2": 4, "gemma3": 4, "gemma3_text": 4, "glm4": 4, "olmo": 0}

@@ -91,10 +91,8 @@ class OutsideEngine(RestingEngine, KeepingEngine):
             with self._calling("__exit__"):
                 self.engine.__exit__(*exception)
 
-    @contextmanager
-    def _calling(self, method: str) -> Iterator[None]:
-        with calling_outside(f"rollout.engine {self.name!r}, {method}", RolloutError):
-            yield
+    def _calling(self, method: str) -> AbstractContextManager[None]:
+        return calling_outside(f"rollout.engine {self.name!r}, {method}", RolloutError)
 
 
 @dataclass(eq=False)

@@ -167,7 +167,7 @@ def open_processes(
             rests="rollout_engine" in config.cluster.offload,
         )
         stack.enter_context(pool)
-        objective = None if here else ObjectiveElsewhere.of(config)
+        objective = None if here else partial(ObjectiveElsewhere, config.model_dump_json())
         yield Players(
             _with_handles(roles, own.roles),
             pool,
@@ -199,11 +199,7 @@ def crew_of(config: RunConfig, console: Console, *, trainers: int) -> Crew:
     stacks.mkdir(exist_ok=True)
     names = tuple(f"trainer {rank}" for rank in range(trainers))
     on_gpu = config.model.device != "cpu"
-
-    def tell(text: str) -> None:
-        say(console, (text,))
-
-    return Crew(names, (), (), config.cluster, on_gpu, output, stacks, say=tell)
+    return Crew(names, (), (), config.cluster, on_gpu, output, stacks, say=lambda text: say(console, (text,)))
 
 
 @contextmanager

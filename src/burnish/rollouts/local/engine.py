@@ -24,6 +24,7 @@ import torch
 from burnish.errors import RolloutError
 from burnish.forward.boundaries import Boundaries
 from burnish.forward.fast_paths import FastPaths
+from burnish.forward.row_rules import evaluation_mode
 from burnish.models.weights import Weights, take_tensors
 from burnish.rollouts.engine import KeepingEngine, NotingEngine, OnFinished, Requests, Sampling, StoppableEngine
 from burnish.rollouts.limits import check_rotation
@@ -220,7 +221,7 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
         self._tokenizer = tokenizer
         self._eos_token_ids = tuple(eos_token_ids)
         self._context_length = context_length
-        with _evaluation_mode(model):
+        with evaluation_mode(model):
             found = _decoding(model, context_length, plain=plain, kernels=kernels, paths=paths or FastPaths())
         self.notes = () if found.note is None else (found.note,)
         self._keep_bytes = keep_bytes if found.note is None and _sees_all(model, context_length) else 0
@@ -250,7 +251,7 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
         if self._loop.session is not None:
             raise RolloutError("the local engine is keeping rows already", remedy="leave the first `keeping` before")
         if self._goes_on is None and self._keep_bytes:
-            with _evaluation_mode(self._model):
+            with evaluation_mode(self._model):
                 self._goes_on = goes_on_alike(self._model, self._loop.make_decoder)
         if not self._goes_on:
             yield
@@ -312,7 +313,7 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
         rows = rows_for(requests, sampling, seed=seed, step=step, context_length=self._context_length)
         stop = StopConditions.of(sampling, self._eos_token_ids, self._tokenizer)
         finished: dict[int, Rollout] = {}
-        with torch.no_grad(), _evaluation_mode(self._model):
+        with torch.no_grad(), evaluation_mode(self._model):
             for done in self._loop.run(rows, sampling, stop, stopped):
                 rollouts = {row.order: row.rollout(stop, self.version) for row in done}
                 finished |= rollouts
@@ -320,15 +321,3 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
                     on_finished(list(rollouts.values()))
         open_rows = [row for row in rows if row.finish_reason is None]
         return [finished[row.order] for row in rows if row.order in finished], requests_for(open_rows, self.version)
-
-
-@contextmanager
-def _evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode inside. Afterwards each module is in its earlier mode, which may differ between modules."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

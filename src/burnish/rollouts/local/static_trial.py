@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from burnish.forward.attention import packs_rows
-from burnish.forward.fast_paths import FastPaths, shape_of
+from burnish.forward.fast_paths import FastPaths, shape_on_device
 from burnish.forward.race import Contender
 from burnish.machine import processor
 from burnish.rollouts.engine import Sampling
@@ -38,7 +38,7 @@ def choose_static(model: PreTrainedModel, own: MakeDecoder, reach: int, paths: F
     texts of up to `reach` tokens. The model is in evaluation mode."""
     attention = choose_attention(model, reach)
     if attention is None:
-        paths.choose(DECODING, _shape(model), [Contender(OWN, lambda: None)])
+        paths.choose(DECODING, shape_on_device(model), [Contender(OWN, lambda: None)])
         return own
     captures = {f"{GRAPHS}, {attention}": True, f"{STEPS}, {attention}": False}
     step = TimedStep(model, reach)
@@ -46,7 +46,7 @@ def choose_static(model: PreTrainedModel, own: MakeDecoder, reach: int, paths: F
         Contender(name, _block(step, StaticDecoders(attention, captures=captured, must_capture=True)))
         for name, captured in captures.items()
     ]
-    chosen = paths.choose(DECODING, _shape(model), [*ways, Contender(OWN, _block(step, own))])
+    chosen = paths.choose(DECODING, shape_on_device(model), [*ways, Contender(OWN, _block(step, own))])
     return own if chosen == OWN else StaticDecoders(attention, captures=captures[chosen])
 
 
@@ -79,8 +79,3 @@ def _block(step: TimedStep, make: MakeDecoder) -> Callable[[], None]:
             tokens_R.tolist()
 
     return step.run(make, block)
-
-
-def _shape(model: PreTrainedModel) -> str:
-    where = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type
-    return f"{shape_of(model)}, {where}"

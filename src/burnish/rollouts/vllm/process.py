@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
+from burnish.models.weights import in_chunks
 from burnish.outside.frames import GarbledError, ask, pair, send_frame
 from burnish.outside.plugins import describe_exit
 from burnish.outside.supervise import holding_back_stop_signals, run_program, start
@@ -105,18 +106,11 @@ class EngineProcess:
             send_frame(self._socket, json.dumps({"kind": "push", "version": version, "base": base}).encode())
         except EOFError as error:
             raise WorkerLost(self._epitaph()) from error
-        total, waiting = 0, 0
-        chunk: list[tuple[str, Tensor]] = []
-        for name, tensor in weights:
-            size = _aligned(tensor.nbytes)
-            if chunk and waiting + size > CHUNK_BYTES:
-                self._push_chunk(chunk, waiting, seconds)
-                chunk, waiting = [], 0
-            chunk.append((name, tensor))
-            waiting += size
-            total += tensor.nbytes
-        if chunk:
-            self._push_chunk(chunk, waiting, seconds)
+        total = 0
+        for chunk in in_chunks(weights, CHUNK_BYTES, _aligned_bytes):
+            self._push_chunk(chunk, seconds)
+            total += sum(tensor.nbytes for _, tensor in chunk)
+            del chunk  # before the next one takes memory
         answer = self.ask({"kind": "chunk", "tensors": []}, seconds=seconds)
         if answer.get("version") != version:
             raise WorkerLost(f"has version {answer.get('version')!r} after version {version} was pushed")
@@ -140,7 +134,8 @@ class EngineProcess:
             lines = [f"(cannot read {self._log}: {error.strerror})"]
         return "\n".join(f"    {line}" for line in lines[-_LOG_TAIL_LINES:])
 
-    def _push_chunk(self, chunk: Sequence[tuple[str, Tensor]], size: int, seconds: float) -> None:
+    def _push_chunk(self, chunk: Sequence[tuple[str, Tensor]], seconds: float) -> None:
+        size = sum(_aligned_bytes(tensor) for _, tensor in chunk)
         if os.fstat(self._memory).st_size < size:
             os.ftruncate(self._memory, size)
         entries, offset = [], 0
@@ -149,7 +144,7 @@ class EngineProcess:
                 _write(tensor, memory, offset)
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 entries.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": offset})
-                offset += _aligned(tensor.nbytes)
+                offset += _aligned_bytes(tensor)
         self.ask({"kind": "chunk", "bytes": size, "tensors": entries}, seconds=seconds)
 
     def _epitaph(self) -> str:
@@ -199,5 +194,5 @@ def _write(tensor: Tensor, memory: mmap.mmap, offset: int) -> None:
     target.copy_(tensor.detach().reshape(-1))
 
 
-def _aligned(size: int) -> int:
-    return -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
+def _aligned_bytes(tensor: Tensor) -> int:
+    return -(-max(tensor.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +28,7 @@ class PairTerm:
     options: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Responses:
+class Responses(NamedTuple):
     """Sums over the tokens of B responses: log-probabilities under policy and reference (0 without one), and the number
     of trained tokens. preferred: True for the better or good ones. weight: of the row's loss. All (B,)."""
 
@@ -52,9 +51,7 @@ class Responses:
 
     def select(self, rows: Tensor) -> Responses:
         """Select rows, in the order given."""
-        return Responses(
-            self.logprobs[rows], self.ref_logprobs[rows], self.tokens[rows], self.preferred[rows], self.weight[rows]
-        )
+        return Responses(*(column[rows] for column in self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +69,13 @@ class PreferenceObjective:
     has_reference: bool = True
     count: int = 1
     kl: float = 0.0
+    needs_entropy: bool = False
 
     @property
     def sorts(self) -> PairLoss | None:
         """The loss that forms new pairs from the whole step, if there is one."""
         rows = (resolve_pair_loss(term.name) for term in self.terms)
         return next((row for row in rows if row.order), None)
-
-    @property
-    def needs_entropy(self) -> bool:
-        return False
 
     def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
         responses = Responses.of(scores.logprobs_BT, batch)

@@ -164,17 +164,15 @@ Numbers = list[list[int]]
 def turn_states(rollouts: Sequence[Rollout]) -> tuple[Numbers, Numbers]:
     """The states by the last observation, and by the whole history. Numbers are comparable within a group, whose rows
     have the same prompt."""
-    observations: dict[Hashable, int] = {}
-    histories: dict[Hashable, int] = {}
-    by_observation: Numbers = []
-    by_history: Numbers = []
-    for rollout in rollouts:
-        group = rollout.group_id
-        keys = [(group, observed(rollout, turn)) for turn in rollout.policy_turns()]
-        by_observation.append([observations.setdefault(key, len(observations)) for key in keys])
-        pasts = [(group, digest) for digest in _digests(rollout)]
-        by_history.append([histories.setdefault(past, len(histories)) for past in pasts])
-    return by_observation, by_history
+    observations = _numbered([(r.group_id, observed(r, turn)) for turn in r.policy_turns()] for r in rollouts)
+    histories = _numbered([(r.group_id, digest) for digest in _digests(r)] for r in rollouts)
+    return observations, histories
+
+
+def _numbered(rows: Iterable[Sequence[Hashable]]) -> Numbers:
+    """Numbers from 0 for the keys in rows, the same for equal keys."""
+    known: dict[Hashable, int] = {}
+    return [[known.setdefault(key, len(known)) for key in row] for row in rows]
 
 
 def observed(rollout: Rollout, turn: Turn) -> Hashable:

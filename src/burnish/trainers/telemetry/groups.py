@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from burnish.errors import RolloutError
-from burnish.observability.metrics import mean, mean_of
+from burnish.observability.metrics import mean, mean_of, total
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup
 
 T = TypeVar("T")
@@ -56,9 +56,7 @@ def describe_groups(
         "groups/missing": Metric(Reduction.LAST, missing),
         "groups/sampled": Metric(Reduction.LAST, len(groups)),
         "groups/constant_fraction": constant_fraction(groups),
-        "groups/shrunk_to_one": Metric(
-            Reduction.SUM, sum(len(group.samples()) > 1 and len(scores_of(group)) == 1 for group in groups)
-        ),
+        "groups/shrunk_to_one": total(sum(len(g.samples()) > 1 and len(scores_of(g)) == 1 for g in groups)),
     }
     domains = sorted({group.prompt.domain for group in groups})
     by_domain = _rewards_of(groups, domains) if len(domains) > 1 else {}  # domains of the rows, if there are several

@@ -62,11 +62,6 @@ class ObjectiveElsewhere:
     run_file: str
     kl_coef: float
 
-    @staticmethod
-    def of(config: RlConfig) -> Callable[[float], Objective]:
-        text = config.model_dump_json()
-        return lambda kl_coef: ObjectiveElsewhere(text, kl_coef)
-
     @property
     def needs_entropy(self) -> bool:
         return self._built().needs_entropy

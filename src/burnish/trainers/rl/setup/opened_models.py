@@ -46,12 +46,11 @@ def open_model(
         yield loaded
 
 
-@contextmanager
-def open_outline(config: RlConfig) -> Iterator[LoadedModel]:
-    """The same without weights, where all that needs them is in other processes."""
+def outline_of(config: RlConfig) -> LoadedModel:
+    """The model of `open_model` without weights, where all that needs them is in other processes."""
     loaded = load_outline(config.model, plain=config.debug.plain)
     check_fit(config, loaded.context_length, sampled_ids(loaded))
-    yield loaded
+    return loaded
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from burnish.trainers.rl.setup.conversations import open_conversations
 from burnish.trainers.rl.setup.critic import build_value_objective
 from burnish.trainers.rl.setup.domains import asked_by, build_domains, load_domains, prompts_of
 from burnish.trainers.rl.setup.objective import objectives
-from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_outline, open_players
+from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_players, outline_of
 from burnish.trainers.rl.setup.preflight import check_difficulty, check_settings, precision_lines, timing_lines
 from burnish.trainers.rl.setup.teachers import check_teacher_prompts, check_teachers, read_lessons, with_endpoints
 from burnish.trainers.rl.supply import Supply, SupplyAhead
@@ -63,7 +63,7 @@ def open_rl_run(
         scorer = stack.enter_context(open_scorer(config, console, paths, models_elsewhere=models_elsewhere))
         settings, begins = domain_settings(config), workplace.checkpoint is None
         has_weights = config.cluster.trains_here
-        loaded = stack.enter_context(open_model(config, paths, console) if has_weights else open_outline(config))
+        loaded = stack.enter_context(open_model(config, paths, console)) if has_weights else outline_of(config)
         config = settle_microbatch(config, paths, loaded if has_weights else None)
         contexts = check_teachers(config, loaded)
         say(console, scorer.attach_policy(loaded.tokenizer))
