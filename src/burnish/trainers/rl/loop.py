@@ -119,8 +119,7 @@ class RlRun(Training):
             self.supply.publish(self.policy.publish(), step)
         finally:  # the weights have moved: whatever happens now, the step's metrics are saved with them
             metrics.merge(stopwatch.metrics())
-            row = derive(metrics.row())
-            row = row if self.config.has_scores else without_scores(row)
+            row = derive(metrics.row() if self.config.has_scores else without_scores(metrics.row()))
             self.progress.advance(collected.positions, row)
             if self.domain_credit is not None:
                 self.domain_credit.commit()
