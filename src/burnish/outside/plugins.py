@@ -166,7 +166,7 @@ def why_not(kind: Any, value: object) -> str:
         return "" if value in inner else f"one of {', '.join(map(str, inner))}"
     if origin in (Sequence, tuple):
         fits = isinstance(value, (list, tuple)) and not any(why_not(inner[0], item) for item in value)
-        return "" if fits else f"a list of: {_IN_WORDS[inner[0]]}"
+        return "" if fits else f"a list of: {_IN_WORDS.get(inner[0], inner[0])}"
     if kind is float:
         fits = isinstance(value, (int, float)) and math.isfinite(value)
     else:

@@ -58,7 +58,9 @@ STATED = [
     ("Ans. B", B), ("My vote goes to A, not B", A), ("I wouldn't say it's B", NONE), ("=> B", B),
     ("The option that fits best is not B", NONE), ("We need to pick B first.", NONE), ("So B is the one.", B),
     # other languages
-    ("La opción correcta es la B", B), ("La respuesta no es la B", NONE), ("A alternativa correta é a B", B),
+    ("La opción correcta es la B", B), ("La respuesta no es la B", NONE),
+    ("<answer>B, not A</answer>", B),
+    ("A alternativa correta é a B", B),
     ("Верный вариант: B", B),
     ("选项B正确", B), ("选项B不正确", NONE), ("Bが正しいです", B), ("B가 정답이 아니다", NONE),
     ("答案是B", B), ("正确答案是：B。罗马", B), ("所以选B，不选A", B), ("答案是A或B", NONE),

@@ -20,6 +20,7 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 _STATED = re.compile(rf"(?:{words.ANSWER_IS.pattern})(?=(?P<content>[^\n]{{1,400}}))", re.IGNORECASE)
+_DENIED_AHEAD = re.compile(r"\s(?:no|não|non|не)\s\S{1,12}[\s:*]{0,4}\Z", re.IGNORECASE)  # `la respuesta no es B`
 _IT_IS = r"\s(?:that\s)?it(?:['’]s|\sis)"
 _CHOOSE = re.compile(
     r"(?:\b(?:I(?:['’](?:ll|d|m)|\swill|\swould|\sam)?|[Ll]et(?:['’]s|\sus)|[Ww]e(?=\s\w{4,8}\s(?:option|choice|answer)\b))\s"
@@ -151,8 +152,7 @@ class _Reader:
         found = [match for kind in patterns for match in kind.finditer(text)]
         found += [match for match in self._right.finditer(text) if not self._is_denied(text, match.start())]
         found.sort(key=lambda match: match.start("content"))
-        # The phrase itself may deny, as in `la respuesta no es B`.
-        return [("not " if words.DENIED.search(match[0]) else "") + match["content"] for match in found]
+        return [("not " if _DENIED_AHEAD.search(match[0]) else "") + match["content"] for match in found]
 
     def named(self, content: str) -> set[int] | None:
         """Find the options that a statement names at its beginning, as in `B`, `(B) Paris`, `clearly B` or `B or C`.
