@@ -96,7 +96,7 @@ class _Checked:
 
 def _is_whole(call: object) -> bool:
     match call:
-        case ToolCall(str(), dict()) | MalformedCall(str(), str()):
+        case ToolCall(str(), Mapping()) | MalformedCall(str(), str()):
             return True
     return False
 
