@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from burnish.config.names import IN_MEMORY, MODEL_REWARD
+from burnish.errors import ConfigError
 from burnish.rewards.registry import BUILT_INS
+from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -69,8 +71,12 @@ class Constructor:
         return inspect.Signature([*options, inspect.Parameter("settings", inspect.Parameter.VAR_KEYWORD)])
 
     def __call__(self, *values: object, **given: object) -> RewardConfig:
-        options = self.__signature__.bind(*values, **given).arguments
+        signature = self.__signature__
+        options = signature.bind(*values, **given).arguments
         settings = cast("WorkerSettings", options.pop("settings", {}))
+        for name in settings.keys() - WorkerSettings.__optional_keys__:
+            known = [*list(signature.parameters)[:-1], *sorted(WorkerSettings.__optional_keys__)]
+            raise ConfigError(f"the reward {self.__name__} has no option {name!r}", remedy=suggestion(name, known))
         return _reward(self.__name__, options, settings)
 
 

@@ -58,6 +58,11 @@ def test_a_misspelt_word_is_refused_with_the_nearest(name: str, option: str, wor
         load_reward(RewardSpec(name, name, {**REQUIRED.get(name, {}), option: word}))
 
 
+def test_a_misspelt_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"reward judge has no option 'tempature'\n.*'temperature'"):
+        rewards.judge("http://localhost:8000/v1", "m", tempature=1)
+
+
 def test_options_are_those_of_the_class() -> None:
     assert str(inspect.signature(rewards.regex)) == "(pattern: str, full: bool = False, **settings)"
     assert rewards.format(("a", "b"), opened=None).options == {"tags": ["a", "b"]}

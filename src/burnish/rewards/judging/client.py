@@ -91,10 +91,11 @@ class ChatClient:
             if isinstance(found, str):
                 return found
             tries += 1
+            reason = f"{found.reason} ({self._options.url})"
             if tries > self._options.retries:
                 status = RewardStatus.TIMEOUT if found.timeout else RewardStatus.ERROR
-                raise NoVerdictError(f"no answer after {tries} tries; last: {found.reason}", status)
-            await patience.pause(max(found.wait, growing_pause(json.dumps(body["messages"]), tries)), found.reason)
+                raise NoVerdictError(f"no answer after {tries} tries; last: {reason}", status)
+            await patience.pause(max(found.wait, growing_pause(json.dumps(body["messages"]), tries)), reason)
             self._tally.retries += 1
 
     async def close(self) -> None:

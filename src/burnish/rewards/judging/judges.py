@@ -59,7 +59,7 @@ class Judges:
         self._portal: BlockingPortal | None = None
         self._thread = ExitStack()
         self._local_thread = ThreadPoolExecutor(1, "burnish-local-judges")
-        self._gates: dict[tuple[str | None, str | None], RateLimiter] = {}
+        self._gates: dict[tuple[str, str | None], RateLimiter] = {}
         self._benches = {spec.label: self._bench(spec, open_model) for spec in specs}
         self._early: dict[tuple[str, RowKey], tuple[Rollout, Future[list[Found]]]] = {}  # by label and response
 
@@ -126,7 +126,7 @@ class Judges:
     def _gate(self, options: JudgeOptions) -> RateLimiter:
         """The limits of an endpoint, shared by its judges with the same key. ConfigError if they set different ones."""
         bounds = Bounds(options.concurrency, options.requests_per_minute, options.tokens_per_minute)
-        gate = self._gates.setdefault((options.url, options.key_variable), RateLimiter(bounds))
+        gate = self._gates.setdefault(((options.url or "").rstrip("/"), options.key_variable), RateLimiter(bounds))
         if gate.bounds != bounds:
             raise ConfigError(
                 f"two judges ask {options.url} with different limits",

@@ -154,7 +154,8 @@ class JudgeOptions(Section, defer_build=False):  # its signature lists the optio
         if several and self.answer_format == "last_line":
             raise _wrong("answer_format", self.answer_format, "use json or tag, which can hold several scores")
         try:
-            re.compile(self.step_pattern)
+            if re.compile(self.step_pattern).match(""):
+                raise _wrong("step_pattern", self.step_pattern, "write one that needs a character between two steps")
         except re.error as error:
             raise _wrong("step_pattern", self.step_pattern, f"write a regular expression ({error})") from None
         self.read_criteria()

@@ -48,6 +48,8 @@ class Scale:
                 raise ValueError("labels must be two or more different words")
             if not all(0 <= value <= 1 for _, value in labels):
                 raise ValueError("the numbers of labels must be between 0 and 1")
+            if len({value for _, value in labels}) == 1:
+                raise ValueError("all labels have the same number")
             return Scale(labels=labels)
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
             raise ValueError("it must be two numbers, or words with a number each")

@@ -482,6 +482,8 @@ def test_a_rubric_with_a_call_for_each_criterion(stub_judge: Any, make_scorer: A
         ({"form": "scores"}, "did you mean 'score'"),
         ({"scale": [10, 1]}, "scale"),
         ({"scale": {"GOOD": 2, "BAD": 0}}, "scale"),
+        ({"scale": {"GOOD": 1, "BAD": 1}}, "all labels have the same number"),
+        ({"form": "steps", "step_pattern": "x*"}, "needs a character"),
         ({"template": "Is it good?"}, "does not contain {response}"),
         ({"template": "{response} {steps}"}, "does not have"),
         ({"template": "nowhere.txt"}, "no such file"),
