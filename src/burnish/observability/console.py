@@ -30,6 +30,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("margin", "preference/margin", ".3f"),
     ("length", "rollout/response_tokens_mean", ".1f"),
     ("KL", "kl/reference", ".3g"),
+    ("teacher KL", "kl/teacher_per_token", ".3g"),
     ("entropy", "policy/entropy", ".3f"),
 )
 """Heading, metric and format of each column. A metric that the run does not have gets no column."""
