@@ -83,7 +83,7 @@ class DivergenceError(BurnishError):
 
 @contextmanager
 def needing(packages: str, kind: type[BurnishError], what: str) -> Iterator[None]:
-    """Raise `kind`, for `what` needs them, if these packages (as pip names them) cannot be imported in the block."""
+    """Raise `kind`, saying `what`, if an import in the block fails. packages: what to install, as pip names them."""
     try:
         yield
     except ImportError as error:

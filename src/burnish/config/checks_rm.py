@@ -43,7 +43,7 @@ def _unused_query(config: RmFields) -> Iterator[Problem]:
 def _normalization(settings: NormalizationConfig, preset: str | None) -> Iterator[Problem]:
     """Refuse a normalisation that is never made, and fields that only another choice of `kind` or `on` reads.
 
-    What the preset sets is no contradiction to a field that the run file sets.
+    Values that come from the preset never contradict what the run file sets.
     """
     set_before = {name: info.default for name, info in NormalizationConfig.model_fields.items()}
     if preset is not None and preset in RM_PRESETS:

@@ -45,7 +45,7 @@ class RestingFile:
         self._reserved = 0
 
     def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Copy all of them here, in place of the numbers kept before. OSError or RuntimeError if there is no room,
+        """Copy their numbers here, replacing the ones kept before. OSError or RuntimeError if there is no room,
         which is reserved first: a disk that is full says so before anything is written."""
         total = sum(storage.nbytes() for storage in storages)
         if total > self._reserved:

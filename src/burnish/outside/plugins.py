@@ -156,8 +156,8 @@ _IN_WORDS = {str: "text", int: "a whole number", float: "a finite number", bool:
 
 
 def why_not(kind: Any, value: object) -> str:
-    """Say what to write instead of a value that is not strictly of this type: text is no number, true is not 1. Empty
-    for one that is. kind: a class, a union, a list of a type, words."""
+    """Say what to write instead of a value of another type; empty for a value of this type. The check is strict: text
+    is not a number, and true is not 1. kind: a class, a union, `Literal`, or a sequence of one type."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         reasons = [why_not(one, value) for one in inner]

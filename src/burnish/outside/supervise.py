@@ -198,7 +198,7 @@ def start_interpreter(
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command for somebody else to start from this thread, so that it is killed when this process ends."""
+    """Wrap a command that a library starts from this thread, so that it is killed when this process ends."""
     return [sys.executable, "-c", _TIED.format(path=sys.path), str(os.getpid()), *command]
 
 

@@ -46,7 +46,7 @@ REFERENCE = "A correct answer to the request, which the response did not see:\n{
 
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
 _STRAY = re.compile(r"\{\s*[A-Za-z_][\w.-]*\s*(?:[!:][^{}\"\n]*)?\}|\{\s*[A-Za-z_]\w*\s*(?=[{\0])")
-"""What was probably meant as a placeholder, where placeholders are zeros: `{ prompt }`, `{prompt!r}`, `{prompt {`."""
+"""Text that was probably meant as a placeholder: `{ prompt }`, `{prompt!r}`, `{prompt {`. Real ones are zeros here."""
 _SPECIAL = re.compile(
     r"<[|｜][^<>|｜\n]{1,60}[|｜]>|</?s>|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>"
     r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT)\]"

@@ -16,7 +16,7 @@ _OF_SCORES = re.compile(r"(?<!environment_)reward|constant_fraction")
 
 
 def without_scores(metrics: Mapping[str, T]) -> dict[str, T]:
-    """The metrics but those of scores: where a teacher alone judges, it means nothing that every response scores 0."""
+    """Leave out the metrics of scores. Where only a teacher judges, every response scores 0, which says nothing."""
     return {name: value for name, value in metrics.items() if not _OF_SCORES.search(name)}
 
 
