@@ -219,11 +219,14 @@ def _show_agreement(config: RlConfig, judge: RewardConfig, prompts: Sequence[Pro
     """Print how far a judge and the humans of labelled rows agree."""
     from burnish.rewards import ProcessRewardScorer
     from burnish.rewards.judging.agreement import measure_agreement
+    from burnish.rewards.judging.forms import Judge
     from burnish.rewards.judging.judges import read_options
     from burnish.rewards.judging.local import OpenModel
     from burnish.rewards.specs import spec_of
 
     options = read_options(spec_of(judge))
+    columns = {name for prompt in prompts for name in prompt.columns}
+    Judge.of(judge.log_label, options).signature.check_columns(columns)
     if options.labels is None:
         line = f"judge {judge.log_label!r} is not asked: its option labels names no column with a human's scores"
         return console.print(line, markup=False, soft_wrap=True)
@@ -232,7 +235,6 @@ def _show_agreement(config: RlConfig, judge: RewardConfig, prompts: Sequence[Pro
         from burnish.rollouts.answering import open_model  # imports torch
 
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
-    columns = {name for prompt in prompts for name in prompt.columns}
     with ProcessRewardScorer([judge], scoring, columns=columns, open_model=open_model) as scorer:
         found = measure_agreement(prompts, scorer, options)
     console.print(f"judge {judge.log_label!r}: {found}", markup=False, highlight=False, soft_wrap=True)

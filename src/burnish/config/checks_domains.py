@@ -140,6 +140,8 @@ def _difficulty(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
         return
     bounds = stages(difficulty.keep)
     yield from _schedule(config, f"{field}.keep", bounds)
+    if difficulty.min_spread is None and set(bounds.values()) == {(0.0, 1.0)}:
+        yield Problem(field, "leaves nothing out", f"set {field}.keep or .min_spread, or remove it")
     for low, high in bounds.values():
         if low > high:
             yield Problem(f"{field}.keep", f"is [{low:g}, {high:g}]", "write the lower bound first")
@@ -204,6 +206,7 @@ def _partner(conversation: ConversationConfig, section: str) -> Iterator[Problem
         ("environment_options", "environment", has_environment),
         ("same_start", "environment", has_environment or has_agent),
         ("open_timeout_seconds", "environment", has_environment or has_agent),
+        ("parser", "tools", bool(conversation.tools) or has_environment or has_agent),
     ):
         if not is_used and vars(conversation)[field] not in ({}, ConversationConfig.model_fields[field].default):
             yield Problem(f"{section}.{field}", f"is set, but {section}.{owner} is not", f"set {section}.{owner}")

@@ -103,7 +103,7 @@ class Signature:
         for name in self.required:
             if self.row_value(name) is None and name not in columns:
                 raise RewardError(
-                    f"reward {self.label!r} has a parameter {name!r}, which nothing provides",
+                    f"reward {self.label!r} asks for {name!r}, which nothing provides",
                     remedy=self._remedy(name, columns),
                 )
 

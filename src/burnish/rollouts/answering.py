@@ -11,6 +11,7 @@ from burnish.config.schema_data import ModelConfig
 from burnish.data.chat import encode_prompt
 from burnish.errors import ConfigError, DataError
 from burnish.forward.fast_paths import FastPaths
+from burnish.machine.device import resolve_device
 from burnish.models.folders import resolve_source
 from burnish.models.loading import load_model
 from burnish.rewards.judging.local import ModelAnswer
@@ -70,6 +71,7 @@ def open_model(options: JudgeOptions, paths: FastPaths | None = None) -> LocalMo
     gets the same answers. Raises ModelError as `load_model` does, and ConfigError if its chat template cannot write the
     conversations of a judge."""
     path = resolve_source(str(options.model_path), field="option model_path of reward 'judge'")
+    resolve_device(options.device, "option device of reward 'judge'")
     config = ModelConfig.model_validate({"path": path, "device": options.device, "dtype": options.dtype})
     loaded = load_model(config, paths=paths)
     _check_template(options, loaded.tokenizer)

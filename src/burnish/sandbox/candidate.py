@@ -77,9 +77,9 @@ def run(source: str) -> int:
 
 
 def _flushes() -> Iterator[Callable[[], object]]:
-    """Yield the flush methods of the present standard output, if it still has one, and of the first one."""
-    first: Any = sys.__stdout__
-    for stream in {id(one): one for one in (sys.stdout, first)}.values():
+    """Yield the flush methods of the present standard output and error, if there still are, and of the first ones."""
+    first: tuple[Any, ...] = (sys.__stdout__, sys.__stderr__)
+    for stream in {id(one): one for one in (sys.stdout, sys.stderr, *first)}.values():
         if isinstance(stream, io.IOBase) and not stream.closed:
             yield stream.flush
 

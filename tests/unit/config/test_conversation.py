@@ -60,6 +60,7 @@ def game(**fields: Any) -> dict[str, Any]:
         ({}, {}, "conversation has no tools, no environment and no agent"),
         ({**TALK, "environment_options": {"a": 1}}, {}, "conversation.environment is not"),
         ({**TALK, "same_start": False}, {}, "conversation.environment is not"),
+        ({"parser": "hermes"}, {}, "conversation.parser is set, but conversation.tools is not"),
         ({"tools": {"pyton": {"state": "kept"}}}, {}, "did you mean 'python'"),
         ({"tools": {"name": "calculator", "options": {"a": 1}}}, {}, "calculator is a function, which has no options"),
         ({"tools": ["calculator", "calculator"]}, {}, "'calculator' is listed twice"),

@@ -106,6 +106,7 @@ def test_the_deciding_reward_of_all_decides_only_where_it_scores() -> None:
          "group_size is 1, and domains.math.normalize leaves 0 of scores"),
         ({"math": {**MATH, "dynamic_sampling": True}}, RAW_OF_ONE,
          "rollout.group_size is 1, and domains.math.dynamic_sampling replaces groups"),
+        ({"math": {**MATH, "difficulty": {"window": 4}}}, {}, "domains.math.difficulty leaves nothing out"),
         ({"math": {**MATH, "difficulty": {"min_spread": 0.1}}}, RAW_OF_ONE, "difficulty.min_spread leaves out groups"),
         ({"math": {**MATH, "difficulty": {"keep": [0.1, 0.9]}}}, RAW_OF_ONE, "no share of 1 responses (group_size)"),
         ({"math": {**MATH, "group_size": 4, "difficulty": {"keep": {0: [0.1, 0.9], 5: [0.3, 0.4]}}}}, {},

@@ -72,6 +72,7 @@ def test_programs_read_and_write(sandbox: Sandbox) -> None:
     output = sandbox.output(Program("import sys\nif __name__ == '__main__':\n    print('é')\n    sys.exit(3)"))
     assert (output.stdout, output.code, output.timed_out) == ("é\n", 3, False)
     assert "ZeroDivisionError" in sandbox.output(Program("1 / 0")).stderr
+    assert sandbox.output(Program("import sys\nsys.stderr.write('no line end')")).stderr == "no line end"
     long = "1 " * 500_000
     assert sandbox.output(Program("print(len(input().split()))", long)).stdout == "500000\n"
 
