@@ -443,6 +443,43 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
          ("The ratio is 2 to 3.", "3"), ("The answer is the point (3, 4).", "3"), ("The answer is －12.", "12"),
          ("The answer is (-∞, 1) ∪ (3, ∞).", "(-\\infty,1)")],
     ),
+    "letters side by side are a product": (
+        [("The answer is $2ab$.", "2ab"), ("#### 2ab", "2ab"), ("Hence $S = 2ab$.", "2ab"), ("So we get $ab$.", "ab"),
+         ("Therefore the value is $pq+2$.", "pq+2"), ("The answer is ab/2.", "ab/2"), ("So it is re^{2i}.", "re^{2i}"),
+         ("Thus $a+b$.", "a+b"), ("He has 12 men.", "12"), ("The answer is 5kg.", "5"), ("He has 72clips.", "72")],
+        [("The answer is $2ab$.", "2"), ("ab/2", "2"), ("The answer is $mx+2$.", "2"), ("\\boxed{2abc}", "2"),
+         ("So it is Ce^{2}.", "2"), ("The answer is ab - 2.", "2"), ("The answer is ab - 2.", "-2")],
+    ),
+    "words, signs and scripts around a value": (
+        [("Der Preis beträgt 7 Euro.", "7"), ("Είναι -7.", "-7"), ("答：温度是-5度。", "-5"), ("Answer: x is 5.", "5"),
+         ("So the inverse is $\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}$.",
+          "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}"),
+         ("So the answer is 6 + 12 = **18 apples**.", "18"), ("| **Total** | **18** |", "18"), ("**18**.", "18"),
+         ("Answer:\n\n- 72", "72"), ("### Answer\n$\\infty$", "\\infty"), ("Answer -> 72", "72"),
+         ("6 + 12 => 18", "18"), ("=> 18", "18"), ("The answer is 90% of 20 = 18.", "18"),
+         ("Answer: 6 hours × $3/hour = $18", "18"),
+         ("The answer is 2x = 36, so x = 18.", "18"), ("#### 6 apples + 12 apples = 18 apples", "18"),
+         ("A$1,250", "1250"), ("CHF 1'250", "1250"), ("\\boxed{18\\$}", "18"), ("\\boxed{12\\text{ cm²}}", "12 cm^2"),
+         ("\\boxed{x\\ge -2 \\text{ and } x \\le 7}", "[-2, 7]"),
+         ("$x < 3\\lor x > 5$", "(-\\infty, 3) \\cup (5, \\infty)"),
+         ("\\boxed{x \\ne 2}", "\\mathbb{R}\\setminus\\{2\\}"), ("\\boxed{P(3,-4)}", "(3, -4)"),
+         ("4 quarts", "1 gallon"), ("5 Millionen", "5000000"), ("$5K per year", "5000"), ("$5at$", "5at"),
+         ("3 PM", "15:00"), ("There is no solution.", "no solution"), ("\\boxed{(1011)_2}", "1011_2"),
+         ("\\boxed{3\\text{ to }4}", "3:4"), ("\\boxed{5 {\\rm cm}}", "5")],
+        [("答：温度是-5度。", "5"), ("Answer:\n\n- 72", "-72"), ("The answer is 5 where x = 2.", "2"),
+         ("1 quart", "1 gallon"), ("5 millones", "5"), ("$5K per year", "5"), ("The answer is $5at$.", "5"),
+         ("The answer is 90% of 20 = 18.", "90%"), ("x \\le 7 and x \\ge -2", "[2, 7]"), ("x \\ne 2", "2"),
+         ("The answer is 5 more than 7.", "5"), ("The answer is half of 5.", "5"), ("The naive answer is 7.", "7"),
+         ("答案是7，不对，是8。", "7"), ("Die Antwort ist 7. Nein, 8.", "7"), ("The answer is 7. C'est faux.", "7")],
+    ),
+    "a gold answer of words and numbers": (
+        [("May 5", "May 5"), ("#### Tuesday, May 5", "Tuesday, May 5"), ("Class 3B", "Class 3B"), ("(A) 5", "(A) 5"),
+         ("\\boxed{\\textbf{(A)}\\ 5}", "\\textbf{(A)}\\ 5"), ("\\boxed{5}", "(A) 5"), ("\\boxed{A}", "(A) 5"),
+         ("two and a half million", "2500000"), ("So it is one and three quarters.", "7/4"), ("50 percent", "0.5"),
+         ("zero point five", "1/2"), ("one hundredth", "0.01"), ("one in four", "1/4")],
+        [("May 5", "May 6"), ("\\boxed{(B) 5}", "(A) 5"), ("\\boxed{B}", "(A) 5"), ("ten point five", "10"),
+         ("three out of five", "3"), ("one hundredth", "1")],
+    ),
 }
 # fmt: on
 
@@ -494,7 +531,7 @@ def test_no_response_takes_long_to_read(math: MathAnswer, response: str) -> None
 
 def test_a_gold_answer_is_stated_where_it_is_read() -> None:
     assert MathAnswer().state("72") == "72"
-    assert MathAnswer().state("x is even, y is odd") == "\\boxed{x is even, y is odd}"
+    assert MathAnswer().state("x is even, y is odd") == "x is even, y is odd"
     assert MathAnswer(require="boxed").state("6 * 7\n#### 42") == "\\boxed{42}"
     assert MathAnswer(require="phrase").state("42") == "The answer is $42$."
 

@@ -27,7 +27,7 @@ def pattern(phrases: str, behind: str = "") -> re.Pattern[str]:
 _SET_BY = {  # nouns, and what may follow them: verbs and signs
     "en": (
         r"\b(?:answers?|solution\ssets?|(?:correct|right)\s(?:option|choice)|(?:solutions|roots)(?=\s[^.\n]{0,60}\bare\b))",
-        r"is|are|equals|was|(?:would|must|should)\sbe|(?:comes|comes\sout|turns\sout)\sto(?:\sbe)?|[—–-](?=\s)",
+        r"is|are|equals|was|[-=]{1,2}>|(?:would|must|should)\sbe|(?:comes|comes\sout|turns\sout)\sto(?:\sbe)?|[—–-](?=\s)",
     ),
     "zh": ("答案|解答|结果|結果|答", r"应该是|應該是|应为|應為|等于|等於|[是为為]|(?=[\s\d$\\-]|[不并至大小介在])"),
     "zh_choice": ("故选|应选", r"(?=[\sA-J])"),
@@ -61,9 +61,11 @@ ANSWER_IS = re.compile(
     rf"(?:{_SETTING})(?!(?<=[A-Za-z])[A-Za-z](?!['’]t\b)){MARK}\s{{0,3}}:?{MARK}\s{{0,3}}", re.IGNORECASE
 )
 DENIED = pattern(
-    r"""not, never, neither, cannot, no longer, \w*n['’]t, doubt, (?:wrong|incorrect|false)\s(?:to|that), no es,
+    r"""not, never, neither, cannot, no longer, \w*n['’]t, doubt, (?:wrong|incorrect|false)\s(?:to|that),
+    (?:wrong|incorrect|false|na[iï]ve|tempting)\s(?:answers?|results?|solutions?), incorrectly, no es,
     n['’]est, pas, nicht, keine?, não, non, không, niet, nie, bukan, не, ليست?, 不是, 并非, 不等于, ではな, ではあり,
-    じゃな, 아니, 아닙, ไม่(?:ใช่)?, nobody, no one, hardly, far from, by no means, unlikely, differs? from, rules? out"""
+    じゃな, 아니, 아닙, ไม่(?:ใช่)?, nobody, no one, hardly, far from, by no means, unlikely, differs? from, rules? out,
+    no way, anything but"""
 )
 DENIED_BEHIND = re.compile(
     r"\s*(?:[이가]?\s?(?:ではな|ではあり|じゃな|아니|아닙|değil|नहीं)|,?\s?(?:which\s)?(?:is|was)\s"
@@ -73,7 +75,8 @@ SUPPOSED = pattern(
     r"""if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought,
     (?:some|many|most|people|others|students)(?:\s\w+)? (?:say|claim|believe|think|guess|get)(?: that)?,
     (?:mistake|error|trap|misconception|temptation)(?: (?:is|was))?(?: to \w+)?(?: that)?, si, wenn,
-    (?:initially|first|originally) (?:said|got), falls, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약""",
+    (?:initially|first|originally) (?:said|got), claimed, guess(?:ed)?, falls, angenommen,
+    se, если, إذا, 如果, 假设, 若, もし, 만약""",
     behind=r"(?:\sthat)?(?:\s(?:the|my|our|this|final|correct|die|la|a))*[\s,]*$",
 )
 CORRECTED = pattern(
@@ -84,17 +87,19 @@ OPEN = pattern(
     r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to, under, over,
     above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown, unclear, anything,
     everything, any of, one of, almost, nearly, different, unequal, exceed(?:s|ing)?, bounded, except, other than,
-    close to, exclude, any number, entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de,
+    close to, exclude, any number, divisible by, (?:multiples?|factors?|powers?|divisors?|squares?|half) of, twice,
+    entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de,
     menos de, au moins, au plus, peut-être, (?:supérieure?|inférieure?) à, plus de, moins de,
     mindestens, höchstens, zwischen, vielleicht, (?:größer|kleiner|mehr|weniger) als,
     pelo menos, no máximo, talvez, (?:maior|menor) (?:do )?que, mais de,
     tra, almeno, al massimo, forse, (?:maggiore|minore|più|meno) di,
     (?:не )?(?:менее|более|меньше|больше), между, возможно, بين, ربما, على الأ(?:قل|كثر), (?:أكبر|أصغر|أكثر|أقل) من,
-    介于, 至少, 至多, 大于, 小于, 或许, 可能, 在(?=\S*之间), 少なくとも, 多分, 최소, 적어도, 아마,
+    介于, 不超过, 不大于, 不小于,
+    至少, 至多, 大于, 小于, 或许, 可能, 在(?=\S*之间), 少なくとも, 多分, 최소, 적어도, 아마,
     lớn hơn, nhỏ hơn, ít nhất, nhiều nhất, en az, en fazla, कम से कम"""
 )
 OPEN_BEHIND = re.compile(
-    r"(?:\s+[^\W\d_]+){0,3}?[\s,;(]*(?:\b(?:alternatively|sorry|remainder|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
+    r"(?:\s+[^\W\d_]+){0,3}?[\s,;(]*(?:\b(?:alternatively|sorry|remainder|factorial|to\sthe\spower|(?:more|less|fewer)\sthan\s\W?\d|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
     r"|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer|higher|lower|greater|smaller|larger|above|below|over|under|up)"
     r"|unless|except|otherwise)\b|\+(?!\d)|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))"
     r"|[\s(,;.]*(?:\b(?:but|though|although|still)\s)?(?:it|that|the\sanswer)?\s*\b(?:could|might|may)\s(?:\w+\s)?be\s\W?\d"
@@ -112,18 +117,21 @@ UNDECIDED = re.compile(
     re.IGNORECASE,
 )
 AND_WORDS = any_of(
-    r"and, or, и, или, y, o, e(?= (?:não|non)), et, und, oder, ou, أو, 和, 或者?, または, もしくは, 또는, 혹은"
+    r"and, or, hoặc, veya, या, и, или, "
+    r"y, o, e(?= (?:não|non)), et, und, oder, ou, أو, 和, 或者?, または, もしくは, 또는, 혹은"
 )
 CONTRAST = r",?\s{0,9}\b(?:rather\sthan|instead\sof)"
 MINUS = any_of("minus, negative, минус, (?<!al )menos, (?<!au )moins, 负, 負, マイナス, 마이너스")
 CORRECTION = (  # what another value follows
-    r"[.,;!…—–]\s{0,9}(?:(?:(?:oh|wait|no|sorry|oops|correction)[,.:…—]{1,3}|actually,?|rather,?|I\smean,?)\s{1,3}){1,3}"
-    r"(?:(?:it|that)(?:['’]s|\sis)\s|I\smeant\s|make\s(?:it|that)\s)?(?:actually\s)?"
+    r"[.,;!…—–]\s{0,9}(?:(?:(?:oh|wait|no|sorry|oops|correction|nein|non|perdón|нет)[,.:…—]{1,3}|actually,?|rather,?|I\smean,?)\s{1,3}){1,3}"
+    r"(?:(?:es|est|ist|c['’]est)\s|(?:it|that)(?:['’]s|\sis)\s|I\smeant\s|make\s(?:it|that)\s)?(?:actually\s)?"
 )
 TAKEN_BACK = re.compile(
     r"(?:^|(?<=[.!?}$*\n]))\s{0,9}(?:(?:actually|hmm|wait|no|oh|sorry|but)[,.!…\s]{1,9}){0,3}(?:that|this|it)"
     r"(?:(?:['’]s|\sis|\swas)\s(?:wrong|incorrect|false|not\s(?:right|correct)|a\smistake)\b(?!\s(?:that|to))"
     r"|\scan(?:['’]t|not)\sbe\s(?:right|correct)\b)|(?<=[.!?}$*\n])\s{0,9}no,?\swait\b"
+    r"|(?<=[.!?。])\s{0,9}(?:das\sist\sfalsch|eso\ses\sincorrecto|c['’]est\sfaux|это\sневерно|这是错的|これは間違い)"
+    r"|[，,。、]\s?(?:不对|不，|いや)，?是?(?=\d)"
     rf"|{CORRECTION}(?=[-−$\\]?\d)",
     re.IGNORECASE,
 )

@@ -22,7 +22,7 @@ from burnish.rewards.builtins.expressions import (
     read_expression,
     same,
 )
-from burnish.rewards.builtins.number_words import leading_number
+from burnish.rewards.builtins.number_words import in_digits, leading_number
 from burnish.rewards.builtins.typography import spelling, tidy
 from burnish.rewards.builtins.units import Unit, read_unit, split_unit
 
@@ -129,6 +129,12 @@ _SUM_OF_NAMES = re.compile(r"\\?[A-Za-z]{1,2}(?:_\{?\w+\}?)?(?:\s*\+\s*\\?[A-Za-
 _LIMIT = re.compile(r"\\(?:lim|sum|int|prod|max|min)(?![a-z])\s*(?:_\s*\{[^{}]*\})?")
 _NAME_IN = re.compile(r"^(\\?[A-Za-z](?:_\{?\w+\}?)?)\s*\\in\s*")
 _ORDER = re.compile(r"(\\leq|\\geq|<|>)")
+_BOUNDS = re.compile(
+    r"([A-Za-z])\s*(>|\\geq)\s*([^<>]+?)\s*(?:,?\s*\band\b|,|\\land|\\wedge)\s*\1\s*(<|\\leq)\s*([^<>,]+)"
+)
+_ALL_BUT = re.compile(
+    r"(?:[A-Za-z]\s*\\neq|\(-\\infty,\\infty\)\s*(?:\\setminus|\\backslash|-)\s*\\\{)\s*((?:[^,{}]|\{[^{}]*\})+?)\s*(?:\\\})?"
+)
 _FLIPPED = {">": "<", "\\geq": "\\leq"}
 _REFUSED = re.compile(r"\\approx|\\neq|\\sim\b|\?|\\to\b|\\implies|\\dots|\\ldots|\\cdots")
 _LABELLED = re.compile(
@@ -145,10 +151,9 @@ def equal(gold: str, answer: str) -> bool:
     """True if an answer says the same as the gold one."""
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return gold.strip() == answer.strip()
-    labelled = _LABELLED.match(answer)
-    if labelled is not None:
-        answer = (labelled[1] or labelled[2]) if re.fullmatch(r"\W*[A-J]\W*", gold) else labelled[3]
-    gold, answer = tidy(gold), tidy(answer)
+    if same_words(gold, answer):
+        return True
+    gold, answer = map(tidy, _without_labels(gold, answer))
     if spelling(gold) == spelling(answer) != "":
         return True
     try:
@@ -157,9 +162,24 @@ def equal(gold: str, answer: str) -> bool:
         return False
 
 
+def same_words(gold: str, answer: str) -> bool:
+    """Return whether an answer is the gold one letter by letter, but for what `tidy` and `spelling` leave out."""
+    return max(len(gold), len(answer)) <= MAX_CHARACTERS and spelling(tidy(gold)) == spelling(tidy(answer)) != ""
+
+
+def _without_labels(gold: str, answer: str) -> tuple[str, str]:
+    """Without the letters of a choice, `(A) 5`, unless both have one or one of them is only the letter."""
+    mine, theirs = _LABELLED.match(gold), _LABELLED.match(answer)
+    if mine is not None and theirs is None:
+        return (mine[1] or mine[2]) if re.fullmatch(r"\W*[A-J]\W*", answer) else mine[3], answer
+    if theirs is not None and mine is None:
+        return gold, (theirs[1] or theirs[2]) if re.fullmatch(r"\W*[A-J]\W*", gold) else theirs[3]
+    return gold, answer
+
+
 def read_value(text: str) -> Value:
     """The value that a tidy text says. UnreadableError if it says none."""
-    text = text.strip().strip(",;").strip()
+    text = re.split(r"\\(?:implies|Rightarrow)(?![A-Za-z])|⇒", text)[-1].strip().strip(",;").strip()
     if not text:
         raise UnreadableError("empty")
     text = _in_digits(text)
@@ -173,6 +193,12 @@ def read_value(text: str) -> Value:
     if modulus is not None:
         return _rest_of(modulus[2], read_value(modulus[1]))
     text = re.sub(r"^(\d+) (?:out of|in) (\d+)$", r"\1/\2", text)
+    bounds, all_but = _BOUNDS.fullmatch(text), _ALL_BUT.fullmatch(text)
+    if bounds is not None:  # `x > 1 and x < 2`
+        text = f"{bounds[3]} {_FLIPPED[bounds[2]]} {bounds[1]} {bounds[4]} {bounds[5]}"
+    elif all_but is not None:
+        text = rf"(-\infty,{all_but[1]}) \cup ({all_but[1]},\infty)"
+    text = re.sub(r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", "", text)  # a point with its name
     text = _NAME_IN.sub("", re.sub(r'^(?:\\approx|"(?:about|approximately)")\s*', "", text))
     if text.startswith("{") and _closes(text, 1):
         text = f"\\{text[:-1]}\\}}" if len(_split(text[1:-1], _JOINED)) > 1 else text[1:-1]
@@ -184,6 +210,8 @@ def read_value(text: str) -> Value:
 
 def _in_digits(text: str) -> str:
     """The text with digits for the number in words that it begins with, if a unit or nothing follows."""
+    if re.fullmatch(r"\d+ (?:out of|in) \d+", share := in_digits(text.replace('"', "").strip())):
+        return share
     found = leading_number(text.replace('"', ""))
     if found is None or (found[1] and read_unit(found[1]) is None):
         return text
@@ -274,7 +302,7 @@ def _several(text: str) -> Several | Quantity | None:
         items = [] if "\\" in text else _NEXT_UNIT.split(text)
         return _sum_of_units(_read_all(items)) if 1 < len(items) <= 4 else None
     values = _read_all(items)
-    if re.search(r"\bor\b", text) and _ORDER.search(text):  # `x < 1 or x > 2`
+    if re.search(r"\bor\b|\\lor|\\vee", text) and _ORDER.search(text):  # `x < 1 or x > 2`
         return Several(tuple(value.value if isinstance(value, Named) else value for value in values), "union")
     return _sum_of_units(values) or Several(values, "list")
 
@@ -302,7 +330,6 @@ def _sum_of_units(values: Sequence[Value]) -> Quantity | None:
 
 def _stated(text: str) -> Value | None:
     """A relation (as an interval where it is one), an equation, or `name = value`; None without such a sign."""
-    text = re.split(r"\\(?:implies|Rightarrow)(?![A-Za-z])|⇒", text)[-1]
     if _REFUSED.search(_LIMIT.sub("", text)):
         exact, sign, near = text.rpartition("\\approx")
         if not sign or _REFUSED.search(exact + near):
@@ -461,6 +488,8 @@ def _same(gold: Value, answer: Value) -> bool:
             return gold.as_clock() is None and _same_ratio(answer, gold)
         case Clock(), Ratio():
             return gold == answer.as_clock()
+        case Ratio(), Clock():
+            return int(gold.parts[0]) > 12 and gold.as_clock() == answer  # `12:30` may be a ratio
         case Quantity(), Quantity():
             return _same_quantity(gold, answer)
         case Matrix(), Matrix():

@@ -34,7 +34,12 @@ _SPOKEN = {"times": "×", "plus": "+", "minus": "-", "divided by": "/", "and a h
 _SPOKEN_SIGN = re.compile(rf"(?<=\d) ({'|'.join(_SPOKEN)})\b(?! (?:as|more|that)\b)")
 _TIMES = re.compile(r"(?<=[\d%]) ?[xX] ?(?=\$?\.?\d)")
 _RATIO_IN_WORDS = re.compile(r"(\bratio\b[^\d.\n]{1,60})(\d+) to (\d+)", re.IGNORECASE)
-_EMPHASIS = re.compile(r"<(b|strong|em|i|u)>([^<>]*)</\1>")
+_EMPHASIS = re.compile(r"<(b|strong|em|i|u)>([^<>]*)</\1>|(?<![\w)*\\])\*\*(?=[^\s*])([^*\n]*[^\s*])\*\*(?![\w(*])")
+# A sign in front of the only item of a list is no minus, and a heading stands for a colon.
+_BULLET = re.compile(
+    r"^[ \t]*(?:[-=]{1,3}>|[•▪]|>(?=[^\n]*=))[ \t]*|(?<=:\n)\s*[-*+]\s+(?=[^\n]+(?!\s*\n\s*[-*+]\s)$)", re.MULTILINE
+)
+_HEADING = re.compile(r"^[ \t]*#*[ \t]*((?:the\s)?(?:final\s)?answer)[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _SEVERAL = re.compile(r", | or ")
 _BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{|[^\s{])")
 _BETWEEN_BOXES = re.compile(r"[\s$\\()]*(?:,|and|or|,\s*(?:and|or))[\s$\\()]*(?:[a-z]\s*=\s*)?")
@@ -64,8 +69,22 @@ _POINTS = re.compile(
 )
 _LIST_LETTER = re.compile(r"(?<=[\d$}]) [yoeи] (?=[-\d$\\]|non?\b|não\b)")
 _NUMBER_IN_TEXT = re.compile(
-    rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?<![\w)\]}}])[-−–]\s?|(?<![\d)]\s)\b(?i:{words.MINUS})\s)?"
-    rf"(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|\d+(?::\d+)+|(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%)?"
+    rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?:(?<![\w)\]}}])|(?<=[\u0900-\ufeff]))[-−–]\s?|(?<![\d)]\s)\b(?i:{words.MINUS})\s)?"
+    rf"(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|\d+(?::\d+)+|(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%|\sper\s?cent\b)?"
+)
+_SHORT_WORDS = (
+    "is|an|of|in|or|to|by|so|as|at|if|we|he|it|on|no|be|do|my|up|us|am|pm|st|nd|rd|th|not|but|and|the|for|per|are|was"
+    "|has|had|her|his|its|she|you|our|all|any|one|two|six|ten|out|off|get|got|let|can|may|now|yes|each"
+)
+_LETTERS = rf"(?<![A-Za-z\\])(?!(?:{_SHORT_WORDS})\b)[A-Za-z]{{2,3}}(?![A-Za-z])"
+# Letters side by side are a product next to a digit, a bracket or a sign, or alone: `2ab`, `mx + 2`, `$ab$`.
+_ATTACHED = (
+    rf"(?<=[\d)}}\]])(?!(?:st|nd|rd|th|am|pm|{'|'.join(filter(str.isalpha, UNITS))})(?![A-Za-z]))"
+    r"[A-Za-z]{2,3}(?![A-Za-z])"
+)
+_PRODUCT_IN_TEXT = re.compile(
+    rf"\A{_LETTERS}\Z|{_ATTACHED}|(?:(?<=[+*/=^_(-])|(?<=[+*/=(-]\s)){_LETTERS}"
+    rf"|{_LETTERS}(?=\s?[+*/=^_-](?!\s?[A-Za-z]{{4}}))"
 )
 _PROSE = re.compile(
     rf"(?<![\\A-Za-z{{])(?!(?:{'|'.join(sorted(MATH_WORDS))}|[cmdk]m|kg|m[gLl]|[A-Z]{{2,3}})\b)[A-Za-z]{{2,}}|[^\x00-\x7fα-ωΑ-Ω\W\d_°²³¹⁰-⁹½¼¾]"
@@ -83,7 +102,8 @@ _NOT_LAST = re.compile(
 )
 _LEAD = re.compile(
     r"\A(?:(?:that|therefore|simply|just|thus|indeed|exactly|precisely|equal to|approximately|about|around|roughly|"
-    r"given by|the number|a total of|found to be|clearly|then|so|actually|really|now|also|still|obviously|equals)\b"
+    r"given by|the number|a total of|found to be|clearly|then|so|actually|really|now|also|still|obviously|equals"
+    r"|[A-Za-z]\s(?:is|equals))\b"
     r"[\s,:]*|[:=\s\"'`]+|\*+(?=\s*\S)|约)+",
     re.IGNORECASE,
 )
@@ -93,10 +113,10 @@ _MINUS = re.compile(rf"(?:{words.MINUS})\s*(?=[\d.$\\(])", re.IGNORECASE)
 _CONTRAST = re.compile(rf"(?:,\s*(?:and\s)?not|{words.CONTRAST})\s[$\\(]*[-−]?\d[\d.,:/]*\b[$\\)]*", re.IGNORECASE)
 _RANGE = re.compile(r"\s*\d[\d.,]*\s?–\s?\d[\d.,]*\s*\D*")
 _POINT = re.compile(r"(?<![A-Za-z\d])([(\[{](?=[^()\[\]{}]*,)[-−\d\s.,/]*[)\]}])")
-_SAYS = re.compile(r"(?:\b(?:is|are|equals?|get|obtain|have)|:)\s*$")
+_SAYS = re.compile(r"(?:\b(?:is|are|equals?|get|obtain|have|(?i:thus|hence|therefore|so),?)|:)\s*$")
 _LISTED = re.compile(rf"\d,\d|{words.AND_WORDS}", re.IGNORECASE)
 _REMARK = re.compile(r"(\d%?(?: [a-z]+)?) \((?!or|maybe|perhaps|possib|un|not)[^()\n]{0,60}[a-z]{2}[^()\n]*\)[\s.!*]*$")
-_BEGINS = re.compile(r"(?:^|(?<=[\s(])|(?<=[^\x00-\x7f]))(?=[^\s,;:.+/×÷)\]<>])")
+_BEGINS = re.compile(r"(?:^|(?<=[\s(])|(?<=[\u0900-\uffff]))(?=[^\s,;:.+/×÷)\]<>])")
 # No expression: a letter and a number (`a 5`), or two numbers side by side (`in 2024 30`).
 _BROKEN = re.compile(r"(?<![A-Za-z\\\d])(?<!\d\s)[A-Za-z]\s+[\d$]|\d\s+(?!\d{3}(?!\d))\d+(?![\d\s]*/)")
 _IN_LETTERS = re.compile(r"[^=]*(?:(?<![A-Za-z])[A-Za-z](?![A-Za-z])|\\[A-Za-z]|\|)[^=]*=|[^=]*$")
@@ -117,24 +137,28 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE | re.DOTALL,
 )
-_PRODUCT = re.compile(
-    r"\s*(?!(?:is|an|of|in|or|to|by|so|as|at|if|we|he|it|on|no|be|do|my|up|us|am|pm|st|nd|rd|th|not|but)\b)[A-Za-z]{2,3}(?!\s*[A-Za-z]{3})(?![A-Za-z])"
-)
-_FACTOR = re.compile(rf"(?<=[\d)}}]){_PRODUCT.pattern[3:]}(?=[\^(])")
+_PRODUCT = re.compile(rf"\s*{_LETTERS}(?!\s*[A-Za-z]{{3}})")
+_FIRST = re.compile(rf"{_LETTERS}(?=\s?[*/^_+=-]\s?[\dA-Za-z({{\\])")
+_FACTOR = re.compile(rf"{_ATTACHED}(?<![A-Z][a-z])")
 _UPPER = re.compile(r"(?:(?<!\d)\s+)?(?:[A-Z]{2,4}|(?![bm]y|th|st|[nr]d)[b-df-hj-np-tv-z]{2,3})(?![A-Za-z])")
 # A single letter is a unit only behind a space: `5 m`, but not `5m`.
 _UNIT_WORD = re.compile(
     r"\s*(?:per\b|%|°)|(?P<word>\s*/\s?[A-Za-z]+|\s+(?!in\s[a-z])[^\W\d_²³]+|[^\W\d_²³]{2,}|[^\W\d_a-zA-Z²³])(?:\^\{?\d\}?|[²³])?"
 )
-_OF_UNITS = ("square", "cubic", "squared", "cubed", "sq")
+_OF_UNITS = ("square", "cubic", "squared", "cubed", "sq", "percent")
 _ASKED = re.compile(r"[^.!\n]{0,60}[?？]\s*")
 _NAME = re.compile(r"[*_]*[^\W\d_]+(?:[ -][^\W\d_]+){0,2}[.!]?[*_]*")
 # A name, a day, yes or no in front of a remark, whose numbers are not the answer.
 _NAMED = re.compile(r"(?:(?i:yes|no|true|false)|[A-Z][a-z]+)(?=[*_]*(?:\s*[,;(]|\s(?:because|since|as|who|which)\b))")
 _EQUALS = re.compile(r".*(?:(?:which|that)\s+(?:is|equals)\s|=)(.*)")
+# A calculation whose result follows: `90% of 20 = 18`, `6 hours × $3/hour = $18`, `2x = 36, so x = 18`.
+_CALCULATED = re.compile(
+    r"\s*(?:[^\W\d_]+(?:/[^\W\d_]+)?\s)?(?:[-+×*÷/]|of)\s[^=,;:\n]*=|,?\s*(?:so|→|⇒|⟹)\s*[A-Za-z]\s*="
+)
 _REASON = re.compile(
     r"(?i),(?=\s(?!or\b|and\b|maybe\b|perhaps\b))|,?\s+(?:because|since|as|in\s(?:all|total)|altogether|overall|left|remaining|of\s(?:them|those))\b"
 )
+_NO_NUMBER = re.compile(r"\b(?:no (?:real )?solutions?|infinitely many)\b")
 _HAS = re.compile(
     r"(?:\b(?:has|have|is|are|makes?|earns?|gets?|pays?|spends?|saves?|needs?|costs?|keeps?)\s(?:(?:still|now|only|exactly)\s)?|=\s?)$"
 )
@@ -249,6 +273,9 @@ def in_sentence(rest: str) -> Statement | None:
     answers, end = _values(rest, len(sentence))
     if not answers:
         return _in_words(sentence)
+    calculated = _CALCULATED.match(rest, end, max(end, len(sentence)))
+    if calculated is not None:
+        return in_sentence(rest[calculated.end() :])
     behind = rest[end : max(end, len(sentence)) + len(". It could well be 5")]
     if words.DENIED_BEHIND.match(behind):
         return None
@@ -319,7 +346,8 @@ def _expression_end(text: str, limit: int) -> int:
     while position < limit:
         match = _TOKEN.match(text, position, limit)
         if match is None:
-            match = (_PRODUCT if depth else _UPPER).match(text, position, limit) or _FACTOR.match(text, position)
+            match = (_PRODUCT if depth else _UPPER).match(text, position, limit)
+            match = match or (_FACTOR if position else _FIRST).match(text, position)
             if match is None and depth and text[position] in ",;":
                 position += 1
                 continue
@@ -378,7 +406,7 @@ def _in_words(sentence: str) -> Statement | None:
 
 def whole(text: str) -> Statement | None:
     """The response itself, if it is short and says nothing else: `72`, `x = 5`, `(3, \\frac{\\pi}{2})`, `Yes`."""
-    text = text.strip()
+    text = text.strip().strip("'\"")
     if not text or len(text) > SHORT_ANSWER or "\n" in text:
         return None
     if not _has_prose(text):
@@ -398,9 +426,13 @@ def last(text: str) -> Statement | None:
         final = closing if "=" in closing[0] or _SAYS.search(text, 0, closing.start()) else final
     if final is None:
         sentence = next(filter(str.strip, reversed(_SENTENCE_END.split(text))), "")
+        if (told := _NO_NUMBER.search(sentence)) is not None:
+            return Statement(told[0])
         spelt = in_digits(sentence)
         return None if spelt == sentence or text.rstrip(" *_").endswith("?") else last(spelt)
-    inside = (found for found in formulas if found.start() < final.end() <= found.end() and not _PROSE.search(found[0]))
+    inside = (
+        found for found in formulas if found.start() < final.end() <= found.end() and not _has_prose(_content(found))
+    )
     place, end = next(inside, final).span()
     begins = next((found.end() for found in formulas if found.start() < place - 120 < found.end()), 0)
     before = _SENTENCE_END.split(text[max(begins, place - 120) : place])[-1]
@@ -415,7 +447,8 @@ def last(text: str) -> Statement | None:
 def _around(sentence: str, start: int, stop: int) -> str | None:
     """Read the longest expression or list that holds a part of a sentence; None without one."""
     for begins in (*(found.start() for found in _BEGINS.finditer(sentence, 0, start)), start):
-        values, length = _values(sentence[begins:].replace("&", " "), len(sentence) - begins)
+        rest = sentence[begins:]
+        values, length = _values(rest if "\\begin" in rest else rest.replace("&", " "), len(rest))
         if length < stop - begins or ("\\" not in values and _BROKEN.search(values)):
             continue
         alone = _one(sentence, begins, len(sentence))
@@ -445,16 +478,17 @@ def said(response: str) -> str:
     """Return the part of a response after its thoughts, and after the last thing that it takes back: the content of its
     last `<answer>` tags, or all of it."""
     text = words.TAKEN_BACK.split(after_thoughts(response).translate(_PLAIN))[-1]
-    text = _TIMES.sub(" × ", _LEFT_OUT.sub("", text).replace("plus or minus ", "±"))
+    text = _HEADING.sub(r"\1:", _EMPHASIS.sub(r"\2\3", text))
+    text = _TIMES.sub(" × ", _LEFT_OUT.sub("", _BULLET.sub("", text)).replace("plus or minus ", "±"))
     text = _RATIO_IN_WORDS.sub(r"\1\2:\3", _SPOKEN_SIGN.sub(lambda found: f" {_SPOKEN[found[1]]}", text))
-    text = without_points(_EMPHASIS.sub(r"\2", text))
+    text = without_points(text)
     before, closed, _ = text.rpartition("</answer>")
     _, tag, tagged = before.rpartition("<answer>")
     return tagged.strip() if closed and tag else text
 
 
 def _has_prose(text: str) -> bool:
-    return _PROSE.search(_LIST_SIGN.sub(", ", _WORDS_IN_FORMULA.sub("", text))) is not None
+    return _PROSE.search(_LIST_SIGN.sub(", ", _PRODUCT_IN_TEXT.sub("1", _WORDS_IN_FORMULA.sub("", text)))) is not None
 
 
 def _number(match: re.Match[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from burnish.rewards.builtins import extraction
-from burnish.rewards.builtins.equality import equal
+from burnish.rewards.builtins.equality import equal, same_words
 from burnish.rewards.builtins.extraction import Statement
 from burnish.rewards.builtins.reading_rows import NoScoreError
 
@@ -41,9 +41,12 @@ class MathAnswer:
         if not golds:
             return None
         candidate = self.extract(response)
-        if candidate is None:
-            return 0.0
-        return float(any(equal(gold, candidate) for gold in golds))
+        if candidate is not None and any(equal(gold, candidate) for gold in golds):
+            return 1.0
+        # A gold answer may be words with numbers, `May 5`, of which a sentence would tell only a part.
+        told = extraction.said(response).rpartition("####")
+        is_place = extraction.whole in self._places or (extraction.hashed in self._places and told[1])
+        return float(bool(is_place) and any(same_words(gold, told[2]) for gold in golds))
 
     def state(self, gold: str) -> str:
         """The gold answer as a response would state it: as it stands if that is read, else in the place to read."""

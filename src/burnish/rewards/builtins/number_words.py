@@ -21,13 +21,21 @@ _COUNTS = {
 _LARGE = {"dozen": 12, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _HALF_OF = re.compile(r"half (?:of )?(?=an? )", re.IGNORECASE)
 _ORDINALS = ("half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-_PARTS = {**{word: number for number, word in enumerate(_ORDINALS, 2)}, "fourth": 4, "halves": 2}
+_PARTS = {
+    **{word: number for number, word in enumerate(_ORDINALS, 2)},
+    "fourth": 4,
+    "halves": 2,
+    "hundredth": 100,
+    "thousandth": 1000,
+}
 _ONES = "|".join(_UNDER_TWENTY.split()[1:10])
 _UNDER_100 = rf"(?:(?:{_TENS})(?:[\s-](?:{_ONES}))?|{'|'.join(_UNDER_TWENTY.split())})\b"
 _UNDER_1000 = rf"(?:(?:a|{_ONES})[\s-]hundred\b(?:\s(?:and\s)?{_UNDER_100})?|{_UNDER_100})"
 _NUMBER = rf"(?:(?:{_UNDER_1000}|a)[\s-](?:{'|'.join(_LARGE)})\b(?:,?\s(?:and\s)?)?)*(?:{_UNDER_1000})?"
 _IN_ENGLISH = re.compile(
-    rf"(?P<number>a(?=[\s-](?:{'|'.join(_PARTS)})\b)|{_NUMBER})(?:(?<=\w)[\s-](?P<part>{'|'.join(_PARTS)})s?\b)?",
+    rf"(?P<number>a(?=[\s-](?:{'|'.join(_PARTS)})\b)|{_NUMBER})(?:(?<=\w)[\s-](?P<part>{'|'.join(_PARTS)})s?\b"
+    rf"|(?<=\w)\sand\s(?P<top>a|{_ONES})[\s-](?P<bottom>{'|'.join(_PARTS)})s?\b(?:\s(?P<large>{'|'.join(_LARGE)})\b)?"
+    rf"|(?<=\w)\spoint(?P<decimals>(?:\s(?:zero|{_ONES})\b)+))?",
     re.IGNORECASE,
 )
 _DIGITS = {**{sign: value for value, sign in enumerate("零一二三四五六七八九")}, "两": 2, "〇": 0}
@@ -87,8 +95,13 @@ def _english(text: str) -> tuple[Fraction, str] | None:
     english = _IN_ENGLISH.match(text)
     if english is None or not english["number"]:
         return None
-    part = english["part"]
-    return Fraction(_of_english(english["number"]), _PARTS[part.lower()] if part else 1), text[english.end() :].strip()
+    part, top, bottom, large = (found and found.lower() for found in english.group("part", "top", "bottom", "large"))
+    number = Fraction(_of_english(english["number"]), _PARTS[part] if part else 1)
+    for place, digit in enumerate((english["decimals"] or "").lower().split(), 1):
+        number += Fraction(_COUNTS[digit], 10**place)
+    if top and bottom:  # `two and a half million`
+        number = (number + Fraction(_COUNTS[top], _PARTS[bottom])) * (_LARGE[large] if large else 1)
+    return number, text[english.end() :].strip()
 
 
 def _of_english(words: str) -> int:

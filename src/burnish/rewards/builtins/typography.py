@@ -37,7 +37,7 @@ _AS_SIGNS = {
 }
 _INVISIBLE = (
     r"left|right|(?:big|Big|bigg|Bigg)[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|tiny|small|normalsize|"
-    r"large|Large|LARGE|huge|Huge|bf|it|rm|boldmath|mathop|mathstrut|nonumber|tt|blacksquare|square"
+    r"large|Large|LARGE|huge|Huge|therefore|bf|it|rm|boldmath|mathop|mathstrut|nonumber|tt|blacksquare|square"
 )
 _BOXES = (
     r"mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|underbrace|emph|mathbb|mathcal|boxed|fbox"
@@ -53,7 +53,10 @@ _POINTS = re.compile(
     r'(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3}){2,}(?![.,]?\d)|[1-9]\d{0,2}(?:\.\d{3})+(?=(?:,\d\d)?\s?"?\s?(?:Euro\b|EUR\b|€)))'
     r"(?:,(\d\d)(?!\d))?"
 )
-_LABEL = re.compile(r'\A"?\s*(?:the\s)?(?:final\s)?answer(?:\sis\b|\s*[:=])[:\s"]*|(?<=\d)\."$', re.IGNORECASE)
+_LABEL = re.compile(
+    r'\A"?\s*(?:the\s)?(?:final\s)?answer(?:\sis\b|\s*[:=])[:\s"]*|\A"?(?:答案是?|共)[：:"\s]*|(?<=\d)\."$',
+    re.IGNORECASE,
+)
 _DISPLAY = re.compile(r"\\begin\{(?:(?:align|gather|equation)\w*\*?|split|cases)\}(.*)\\end\{\w+\*?\}", re.DOTALL)
 _UNDER = re.compile(r"(?:\{|^)([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)(?:\}|$)")
 _UNIT_FRACTION = re.compile(r'\\frac\s*\{\s*("[^"]*")\s*\}\s*\{\s*("[^"]*")\s*\}')
@@ -76,6 +79,7 @@ def tidy(text: str) -> str:
     text = _UNDER.sub(lambda found: rf"\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
     text = re.sub(r"[<>!]=|=>", lambda found: _ASCII_SIGNS[found[0]], text)
     text = re.sub(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", "", text)
+    text = re.sub(r"\{\\rm\s+([^{}]*)\}", r"\\text{\1}", text)
     text = re.sub(rf"\\(?:{_INVISIBLE})(?![A-Za-z])\.?", "", text)
     text = re.sub(r"\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))|ℝ", r"(-\\infty,\\infty)", text)
     text = re.sub(rf"\\(?:{_BOXES})\s*(?=\{{)", "", text)
@@ -89,6 +93,7 @@ def tidy(text: str) -> str:
     text = re.sub(r"[(\[]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[)\]]", r"\1", text)
     text = _UNIT_FRACTION.sub(r"\1/\2", text).replace('\\mu "', '"µ').replace('\\mu  "', '"µ')
     text = re.sub(r"(?<=\d) ?x ?(?=10\b)", r"\\times ", text)
+    text = re.sub(r"\((\d+)\)(?=_)", r"\1", re.sub(r'(?<=\d)\s+"to"\s+(?=\d)', ":", text))
     text = re.sub(r"\s+", " ", text).strip().lstrip("=").rstrip(". \\")
     text = _LABEL.sub("", text)
     choice = _CHOICE.fullmatch(text)
@@ -141,12 +146,15 @@ def _sign(letter: str) -> str:
 
 def _raised_or_lowered(found: re.Match[str]) -> str:
     if found[1]:
-        return "^{" + "".join(_RAISED[letter] for letter in found[1]) + "}"
+        raised = "".join(_RAISED[letter] for letter in found[1])
+        return f"^{raised} " if raised.isdigit() and len(raised) == 1 else f"^{{{raised}}}"
     return "_{" + "".join(_LOWERED[letter] for letter in found[2]) + "}"
 
 
 def _quoted(found: re.Match[str]) -> str:
     words = found[1].replace("~", " ").strip()
+    if words.lstrip("\\") == "$":
+        return " $"
     if re.fullmatch(r"and|or|,|", words, re.IGNORECASE):
         return f" {words.lower()} "
     if re.fullmatch(r"[ie]|[-+]?[\d.,]+(?:/\d+)?|\(?[A-Z]\)?|[a-z]*(?:sin|cos|tan|log|ln|exp|sqrt)h?", words):

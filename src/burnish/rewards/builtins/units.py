@@ -41,7 +41,12 @@ _WITH_PREFIXES = """
 """
 """Symbol, name, base unit, how many of it."""
 _DERIVED: dict[str, tuple[int | Fraction, dict[str, int]]] = {
-    **{"m3": (1, {"m": 3}), "N": (1000, {"g": 1, "m": 1, "s": -2}), "J": (1000, {"g": 1, "m": 2, "s": -2})},
+    **{
+        "m3": (1, {"m": 3}),
+        "m2": (1, {"m": 2}),
+        "N": (1000, {"g": 1, "m": 1, "s": -2}),
+        "J": (1000, {"g": 1, "m": 2, "s": -2}),
+    },
     **{"W": (1000, {"g": 1, "m": 2, "s": -3}), "Pa": (1000, {"g": 1, "m": -1, "s": -2}), "Hz": (1, {"s": -1})},
     **{"km/h": (Fraction(5, 18), {"m": 1, "s": -1}), "mi/h": (Fraction(1397, 3125), {"m": 1, "s": -1})},
 }
@@ -50,10 +55,14 @@ _OTHERS = """
     m3 1/1000 l, m3 1/1000000 ml cc, s 1 sec secs, s 60 min mins minute minutes, s 3600 h hr hrs hour hours,
     s 86400 day days, s 604800 week weeks, year 1 year years yr yrs, year 1/12 month months,
     m 0.0254 inch inches in, m 0.3048 ft foot feet, m 0.9144 yd yard yards, m 1609.344 mi mile miles,
-    g 453.59237 lb lbs pound pounds, g 28.349523125 oz ounce ounces, g 1000000 ton tons tonne tonnes,
+    m3 3785411784/1000000000000 gallon gallons, m3 946352946/1000000000000 quart quarts, m2 10000 hectare hectares ha,
+    m3 473176473/1000000000000 pint pints, m3 473176473/2000000000000 cup cups, m2 4046.8564224 acre acres,
+    m3 473176473/32000000000000 tablespoon tablespoons tbsp, year 10 decade decades, year 100 century centuries,
+    J 3600000 kWh, g 453.59237 lb lbs pound pounds, g 28.349523125 oz ounce ounces,
+    g 1000000 ton tons tonne tonnes,
     deg 1 degree degrees deg, rad 1 radian radians rad, $ 1 $ dollar dollars USD bucks, $ 1/100 cent cents ¢,
-    € 1 euro euros EUR €, £ 1 £ GBP, ¥ 1 ¥ yen yuan RMB 元 円, ₹ 1 ₹ rupee rupees, unit 1 unit units u,
-    km/h 1 kph, mi/h 1 mph, K 1 K kelvin, °C 1 celsius Celsius °C, °F 1 fahrenheit Fahrenheit °F
+    € 1 euro euros EUR €, £ 1 £ GBP, ¥ 1 ¥ yen yuan RMB 元 円, ₹ 1 ₹ rupee rupees Rs, CHF 1 CHF, kr 1 kr,
+    unit 1 unit units u, km/h 1 kph, mi/h 1 mph, K 1 K kelvin, °C 1 celsius Celsius °C, °F 1 fahrenheit Fahrenheit °F
 """
 """Base unit, how many of it, words."""
 
@@ -76,24 +85,32 @@ def _table() -> dict[str, tuple[str, Fraction]]:
 
 
 UNITS = _table()
-SCALES = {
-    **{"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12},
-    **{"dozen": 12, "万": 10**4, "亿": 10**8},
+_SCALE_WORDS = {
+    **{
+        100: "hundred 百 백",
+        1000: "thousand thousands mil mille tausend тысяч тысячи тысяча 千 천",
+        10**12: "trillion",
+    },
+    **{12: "dozen", 10**4: "万 萬 만", 10**5: "lakh lakhs", 10**7: "crore crores", 10**8: "亿 億 억"},
+    10**6: "million millions millón millones millionen milhões milhão milioni milione mio миллион миллиона миллионов",
+    10**9: "billion billions milliard milliards milliarden mrd bn миллиард миллиарда миллиардов",
 }
-_MONEY = re.compile(r"^(?P<sign>-?)\s*(?P<money>\$|US\$|€|£|¥|₹|USD\b)\s*(?=[-\d.(\\])")
+SCALES = {word: scale for scale, words in _SCALE_WORDS.items() for word in words.split()}
+_SCALE_OF_MONEY = re.compile(r"(.*\d)\s?(?:([kK])|[mM]|([bB]))(?:(?:\s(?:per|an?|each)\b|/).*)?")
+_MONEY = re.compile(r"^(?P<sign>-?)\s*(?P<money>[A-Z]{0,2}\$|€|£|¥|₹|USD\b|CHF\b|kr\b|Rs\b\.?)\s*(?=[-\d.(\\])")
 _POWERS = {"squared": 2, "cubed": 3, "square": 2, "cubic": 3, "sq": 2, "cu": 3}
 _NOT_THINGS = frozenset(
     re.findall(
         r"\w+",
         "and or to by times plus minus over is are mod not if where when for all any than with else otherwise either "
-        "maybe perhaps between about only at least most more less fewer some infinitely no none undefined",
+        "maybe perhaps between about only at least most more less fewer some infinitely no none undefined out point",
     )
 )
 _ANGLE_OF = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^()+]*$")
 _VOWEL = re.compile(r"[aeiouyAEIOUY]|[^\x00-\x7f]")
 # Where a unit may begin: behind a value, at a word in quotes, a sign, or a word after a space or a digit.
 _BEGINNING = re.compile(
-    r"""(?<=[\w)}\]!.%])\s*(?="|\^\\circ|\\Omega|%|[¢€£¥₹元円])|(?<=[\d)}\]!.i])\s+(?=[^\W\d_])|(?<=\d)(?=[^\W\d_])"""
+    r"""(?<=[\w)}\]!.%])\s*(?="|\^\\circ|\\Omega|%|[$¢€£¥₹元円])|(?<=[\d)}\]!.i])\s+(?=[^\W\d_])|(?<=\d)(?=[^\W\d_])"""
 )
 _FACTOR = re.compile(
     r"""\s*(?P<per>/|per\b|\\cdot|\*|-(?=[A-Za-z]))?\s*
@@ -108,16 +125,23 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     money = _MONEY.match(text)
     if money is None:
         return _behind(text)
-    value, unit = _behind(money["sign"] + text[money.end() :])
-    base, factor = UNITS[money["money"].removeprefix("US") if "$" in money["money"] else money["money"]]
-    return value, Unit(((base, 1),), factor, 1 if unit is None else unit.scale)
+    amount = _SCALE_OF_MONEY.fullmatch(text, money.end())
+    if amount is None:
+        value, unit = _behind(money["sign"] + text[money.end() :])
+        scale = 1 if unit is None else unit.scale
+    else:  # `$5k`
+        value, scale = money["sign"] + amount[1], 1000 if amount[2] else 10**9 if amount[3] else 10**6
+    base, factor = UNITS["$" if "$" in money["money"] else money["money"].rstrip(".")]
+    return value, Unit(((base, 1),), factor, scale)
 
 
 def _behind(text: str) -> tuple[str, Unit | None]:
     for place in _BEGINNING.finditer(text):
         unit = read_unit(text[place.end() :])
         value = text[: place.start()].strip()
-        if unit is not None and not (unit.dimensions == (("deg", 1),) and _ANGLE_OF.search(value)):
+        # `2abc` is a product, `72clips` are things.
+        is_product = unit == Unit() and text[place.end() - 1].isdigit() and len(text) - place.end() <= 3
+        if unit is not None and not is_product and not (unit.dimensions == (("deg", 1),) and _ANGLE_OF.search(value)):
             return value, unit
     return text, None
 
@@ -155,8 +179,8 @@ class _UnitReader:
         known = UNITS.get(word) or (UNITS.get(word.lower()) if len(word) > 2 else None)
         if word in _POWERS and match["power"] is None:
             self._raise(word)
-        elif word in SCALES and not self._powers and not self._counts_things:
-            self._scale *= SCALES[word]
+        elif word.lower() in SCALES and not self._powers and not self._counts_things:
+            self._scale *= SCALES[word.lower()]
         elif word.lower() in ("percent", "%"):
             self._percent = True
         elif known is not None:
