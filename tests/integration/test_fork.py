@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,20 @@ def test_a_fork_with_no_step_left_loses_nothing(
     said = capsys.readouterr().out
     assert "nothing to do" in said
     assert "was removed" not in said
+
+
+def test_a_record_without_checkpoints_and_a_fork_that_lacks_a_critic_are_refused(
+    original: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, first = original
+    words = ["algorithm.preset=ppo", "algorithm.kl_target=null", f"output={tmp_path / 'fork'}"]
+    assert main(["rl", file, "--fork", f"{first}@4", *words]) == 2
+    assert "is of a run that trained no critic" in capsys.readouterr().err
+    before = (first / "metrics.jsonl").read_bytes()
+    shutil.rmtree(first / "checkpoints")
+    assert main(["rl", file]) == 2
+    assert "ended after step 5, but no checkpoint of it" in capsys.readouterr().err
+    assert (first / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -140,7 +141,7 @@ def init(
     load_run_data(cast("dict[str, Json]", parse_yaml(files["run.yaml"]).data), source=str(folder / "run.yaml"))
     _write(folder, files)
     say(console, [f"written  {folder / name}" for name in files])
-    say(console, [f"next     burnish check {folder / 'run.yaml'}"])
+    say(console, [f"next     burnish check {shlex.quote(str(folder / 'run.yaml'))}"])
 
 
 def files_of(

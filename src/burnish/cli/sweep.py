@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,7 +89,7 @@ def _conclusion(runs: Sequence[SweptRun]) -> list[str]:
     if len(done) < len(runs):
         lines.append("  to go on with the rest, run the same command again")
     if done:
-        lines.append(f"  next     burnish table {runs[0].folder.parent}")
+        lines.append(f"  next     burnish table {shlex.quote(str(runs[0].folder.parent))}")
     return lines
 
 

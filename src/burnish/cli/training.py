@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -225,7 +226,7 @@ def show_result(result: RunResult, console: Console) -> None:
         f"{state} at step {result.step}",
         f"  model    {result.weights}",
         f"  metrics  {result.folder / 'metrics.jsonl'}",
-        f"  next     burnish report {result.folder}",
+        f"  next     burnish report {shlex.quote(str(result.folder))}",
     ]
     if result.stopped:
         lines.append("  to continue, run the same command again")

@@ -123,6 +123,7 @@ def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: str, *, source: st
         found = "is empty" if parsed.data is None else f"contains {parsed.data!r:.80}, not keys with values"
         raise ConfigError(f"{source} {found}", remedy="write at least `model:` and `data:`; see docs/configuration.md")
     section = find_kind(kind).section
+    _refuse_other_kind(parsed.data, kind, source)
     given = _Layers()
     given.add(fields.expand_section(section, parsed.data), FILE)
     problems = [problem for word in overrides for problem in _apply_override(section, given, places, word)]
@@ -135,6 +136,17 @@ def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: str, *, source: st
     assert config is not None  # its errors are problems
     provenance = {path: place_of(path, layers.provenance, DEFAULT) for path in flat_values(config)}
     return LoadedConfig(config, provenance, source)
+
+
+def _refuse_other_kind(data: dict[str, Json], kind: str, source: str) -> None:
+    """Raise ConfigError for a run file with keys that only another kind of run has."""
+    other, own = kind_of_keys(set(map(str, data))), find_kind(kind).section.model_fields
+    foreign = [key for key in other.section.model_fields if key in data and key not in own]
+    if other.name != kind and foreign:
+        raise ConfigError(
+            f"{source} is a run file of `burnish {other.name}`: it has {', '.join(foreign)}",
+            remedy=f"start it with burnish {other.name}, or write what `burnish {kind}` needs (docs/configuration.md)",
+        )
 
 
 def _preset_layer(section: type[RunConfig], given: Mapping[str, Json]) -> _Layers:

@@ -49,7 +49,8 @@ def encode_with_turns(
     turns = [i for i in answers if i not in left_out]
     if not turns:
         raise DataError(
-            f"{where}: the conversation has no assistant turn to train on",
+            f"{where}: the conversation has no assistant turn to train on "
+            f"(its roles: {', '.join(dict.fromkeys(message.role for message in messages))})",
             remedy="remove the row, or add the answer (columns: {completion: ...})",
         )
     whole = template.render(messages, where=where, add_generation_prompt=False)

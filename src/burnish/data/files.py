@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,10 +220,16 @@ def _read_csv(path: Path, text: str) -> Iterator[RawRow]:
 
 def _csv_header(path: Path, reader: Iterable[list[str]]) -> list[str]:
     header = next(iter(reader), [])
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise DataError(f"{path}:1: the header names {', '.join(twice)} twice", remedy="give each column its own name")
+    _refuse_repeats(f"{path}:1", header)
+    if len(header) == 1 and (sign := next((sign for sign in ";\t" if sign in header[0]), "")):
+        raise DataError(f"{path}:1: the header has {sign!r} where CSV has commas", remedy="separate columns by commas")
     return header
+
+
+def _refuse_repeats(where: str, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{where}: the header names {', '.join(twice)} twice", remedy="give each column its own name")
 
 
 def _read_parquet(path: Path, max_bytes: int) -> Iterator[RawRow]:
@@ -234,6 +240,7 @@ def _read_parquet(path: Path, max_bytes: int) -> Iterator[RawRow]:
     number = num_bytes = 0
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(_read_bytes(path, max_bytes)) if packed else str(path))
+        _refuse_repeats(str(path), file.schema_arrow.names)
         groups = file.metadata
         claimed = sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups))
         if claimed > max_bytes:

@@ -73,10 +73,19 @@ def plain_value(value: Any) -> Any:
         case datetime.timedelta():
             return value.total_seconds()
         case decimal.Decimal():
-            return plain_value(float(value))
+            return _plain_decimal(value)
         case bytes():
             return _text_or_base64(value)
     raise TypeError(f"a {type(value).__name__} has no plain form")
+
+
+def _plain_decimal(value: decimal.Decimal) -> int | float | str | None:
+    """A number where that keeps all digits, else text."""
+    if not value.is_finite():
+        return plain_value(float(value))
+    if value == value.to_integral_value():
+        return int(value)
+    return float(value) if decimal.Decimal(repr(float(value))) == value else str(value)
 
 
 def _text_or_base64(value: bytes) -> str:

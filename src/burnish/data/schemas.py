@@ -72,7 +72,8 @@ class _Columns:
 
 def recognise(rows: Sequence[Row], source: DataSource, purpose: Purpose) -> Reading:
     """The reading of a source. DataError, with the list of columns, if one is missing or no layout fits."""
-    columns = _Columns(source, rows[0].values, column_names(rows), purpose, source.columns)
+    judged = (row.values for row in rows if lookup(row.values, "reward_model.ground_truth", None) is not None)
+    columns = _Columns(source, next(judged, rows[0].values), column_names(rows), purpose, source.columns)
     _check_claims(columns)
     schema = source.schema_name if source.schema_name != "auto" else _detect(columns)
     find_roles, needed = _LAYOUTS[schema]

@@ -230,7 +230,8 @@ def _left_out(turns: Sequence[Message], train_on: TrainOn, row: Row, first_train
             raise DataError(
                 f"{row.where}: message {i + 1} ({turn.role}) is marked as trained on, but only the assistant's turns "
                 f"behind the prompt can be, and train_on is {train_on}",
-                remedy="remove the mark (train, weight) of this message, or set train_on: all_turns",
+                remedy="remove the mark (train, weight) of this message"
+                + ("" if train_on == "all_turns" else ", or set train_on: all_turns"),
             )
     return {i for i in answers if i not in wanted or turns[i].trained is False}
 

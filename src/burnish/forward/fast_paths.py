@@ -220,8 +220,8 @@ def _comparisons(way: str, outcome: RaceResult) -> list[str]:
 def _compared(name: str, times_as_long: float) -> str:
     percent = round(100 * (times_as_long - 1))
     if percent == 0:
-        return f"{name} is no faster here"
-    return f"{name} is {percent} % slower here" if percent > 0 else f"{name} is only {-percent} % faster here"
+        return f"{name}: no faster here"
+    return f"{name}: {percent} % slower here" if percent > 0 else f"{name}: only {-percent} % faster here"
 
 
 def failure(error: Exception) -> str:

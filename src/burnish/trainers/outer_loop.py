@@ -255,6 +255,11 @@ def restore(training: Training, checkpoint: Checkpoint) -> None:
     with restoring(checkpoint.folder):
         state = read_state(checkpoint.folder, STATE_NAME)
         for name, learner in training.learners().items():
+            if name not in state:
+                raise CheckpointError(
+                    f"{checkpoint.folder} is of a run that trained no {name}",
+                    remedy="do not fork it into a run that trains one: begin with its weights, model=RUN@STEP",
+                )
             learner.load_weights(checkpoint.folder / name)
             learner.load_training_state(state[name])
         progress.step, progress.position, progress.saved_step = state["step"], state["position"], state["step"]

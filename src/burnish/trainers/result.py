@@ -10,7 +10,8 @@ from pathlib import Path
 
 from burnish.checkpointing.run import CONFIG_FILE, dump_config
 from burnish.config.schema import RunConfig
-from burnish.observability.atomic import write_text_atomically
+from burnish.errors import CheckpointError
+from burnish.observability.atomic import disk_errors, write_text_atomically
 
 WEIGHTS_FOLDER = "policy"
 """Name of the folder inside a checkpoint that `from_pretrained` loads."""
@@ -45,7 +46,8 @@ class EvalReport:
 def new_eval_folder(run_dir: Path, kind: str = "eval") -> Path:
     """`eval/001` in the folder of a run, or the next free number: earlier results stay. kind: another name for it."""
     place = run_dir / kind
-    place.mkdir(parents=True, exist_ok=True)
+    with disk_errors(f"write to {place}", run_dir, CheckpointError):
+        place.mkdir(parents=True, exist_ok=True)
     number = max((int(entry.name) for entry in place.iterdir() if entry.name.isdecimal()), default=0)
     while True:
         number += 1

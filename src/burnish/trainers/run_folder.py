@@ -23,6 +23,7 @@ from burnish.config.schema import RunConfig
 from burnish.errors import CheckpointError
 from burnish.forward.fast_paths import FastPaths
 from burnish.observability.atomic import disk_errors, write_text_atomically
+from burnish.observability.ending import read_ending
 from burnish.outside.reading import UnreadableError, read_json, reason_of
 
 
@@ -91,12 +92,14 @@ def open_workplace(config: RunConfig, console: Console, *, accept_changes: bool 
     check_output(config)
     path, lock = Path(config.output), RunLock(Path(config.output))
     with lock:
-        RunDirectory(path).admit(config)
+        begun = RunDirectory(path).admit(config)
         now = FingerprintsInProgress(config)  # a new run does not need them before it saves
         fingerprints = {FINGERPRINT_FILE: lambda: now.result().dump()}
         store = CheckpointStore(path, keep=config.checkpoint.keep, extra_files=fingerprints)
         store.clean()
         found = _newest(store, path, say)
+        if begun and found.checkpoint is None:
+            _refuse_finished(path, say)
         accepted: tuple[str, ...] = ()
         if found.checkpoint is not None:
             accepted = _compare(path, found.checkpoint, now.result(), say, accept_changes=accept_changes)
@@ -117,6 +120,18 @@ def _newest(store: CheckpointStore, path: Path, say: Callable[[str], None]) -> F
             remedy="put one of them back, start over with --fresh, or set `output` to another folder",
         )
     return found
+
+
+def _refuse_finished(path: Path, say: Callable[[str], None]) -> None:
+    """Raise CheckpointError for a finished run without a checkpoint, whose record would be lost; report that one which
+    was interrupted before its first checkpoint begins again."""
+    ending = read_ending(path)
+    if ending is not None:
+        raise CheckpointError(
+            f"{path} holds a run that ended after step {ending.step}, but no checkpoint of it",
+            remedy="put its newest checkpoint back, start over with --fresh, or set `output` to another folder",
+        )
+    say(f"{path} has no checkpoint yet, so the run begins again, and so does its record")
 
 
 def _compare(

@@ -42,7 +42,7 @@ def paths(watch: Stopwatch, recorded: dict[str, str] | None = None, cache: Verdi
 def test_a_fast_path_that_is_slower_here_is_not_taken() -> None:
     slower = paths(Stopwatch(kernels=2.0, own=1.0))
     assert slower.choose("decoding", "8 x 8", ways("kernels", "own")) == "own"
-    assert slower.lines() == ["fast paths: decoding by own (kernels is 100 % slower here); timed now"]
+    assert slower.lines() == ["fast paths: decoding by own (kernels: 100 % slower here); timed now"]
     faster = paths(Stopwatch(kernels=1.0, own=1.6))
     assert faster.choose("decoding", "8 x 8", ways("kernels", "own")) == "kernels"
     assert faster.lines() == ["fast paths: decoding by kernels (1.60x own); timed now"]
@@ -106,7 +106,7 @@ def test_a_resumed_run_goes_on_as_it_began() -> None:
     assert resumed.choose("decoding", "8 x 8", ways("kernels", "own")) == "own"
     assert resumed.record() == began.record() == {"decoding (8 x 8)": "own"}
     assert resumed.lines() == [
-        "fast paths: decoding by own (kernels is only 50 % faster here, as the run began); timed now"
+        "fast paths: decoding by own (kernels: only 50 % faster here, as the run began); timed now"
     ]
     assert resumed.choose("decoding", "9 x 9", ways("kernels", "own")) == "kernels"  # of another model
 

@@ -104,7 +104,7 @@ def test_taken_only_where_it_is_faster(medium: float, expected: str, monkeypatch
         assert torch.get_float32_matmul_precision() == expected
     assert f"float32 products by {expected}" in paths.lines()[0]
     if expected == "highest":
-        assert "medium is 13 % slower here" in paths.lines()[0]
+        assert "medium: 13 % slower here" in paths.lines()[0]
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:

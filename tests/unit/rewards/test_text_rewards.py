@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from burnish.errors import ConfigError
+from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.rewards.builtins.text import Exact, Format, Length, Overlong, Regex, Repetition
 
 
@@ -16,6 +17,9 @@ def test_exact() -> None:
     assert Exact()("Yes", "yes") == 0.0
     assert Exact(ignore_case=True)("Yes", "yes") == 1.0
     assert Exact()("7", None) is None
+    assert Exact()("4", 4.0) == Exact()("two", ["2", "two"]) == 1.0
+    with pytest.raises(NoScoreError, match="is an object"):
+        Exact()("{'value': '2'}", {"value": "2"})
 
 
 def test_regex() -> None:

@@ -219,6 +219,8 @@ class _Counter:
                     _check_fit(reply)
                 return replies
             answers.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await answers
             if left.done():
                 raise RefusedError(400, "the client has gone")
             raise RefusedError(503, f"no turn within {self._service.answer_seconds:g} s")

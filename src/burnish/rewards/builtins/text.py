@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Annotated, Any, Literal
 
 from burnish.errors import ConfigError
+from burnish.rewards.builtins.reading_rows import NoScoreError
 
 
 class Exact:
@@ -21,13 +22,19 @@ class Exact:
         self._ignore_case = ignore_case
 
     def __call__(self, response: str, answer: Any) -> float | None:
-        if answer is None:
-            return None
-        return float(self._plain(response) == self._plain(str(answer)))
+        golds = [gold for gold in (answer if isinstance(answer, list) else [answer]) if gold is not None]
+        return float(self._plain(response) in map(self._plain, map(_text_of, golds))) if golds else None
 
     def _plain(self, text: str) -> str:
         text = text.strip() if self._strip else text
         return text.casefold() if self._ignore_case else text
+
+
+def _text_of(gold: Any) -> str:
+    """A gold answer as text; whole numbers without a point. NoScoreError for an object."""
+    if isinstance(gold, dict):
+        raise NoScoreError("the gold answer is an object: name the column or the entry of it that holds the answer")
+    return str(int(gold)) if isinstance(gold, float) and gold.is_integer() else str(gold)
 
 
 class Regex:
