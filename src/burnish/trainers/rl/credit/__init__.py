@@ -109,11 +109,12 @@ def whiten_minibatch(
         advantages_BT, returns_BT = _estimate(estimator, tensors, algorithm, None)
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
     minibatch, advantage_metrics = _shape(minibatch, algorithm)
-    return minibatch, metrics | advantage_metrics | describe_values(minibatch)
+    return minibatch, metrics | advantage_metrics
 
 
 def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, Metric]]:
-    """The batch with its raw advantages whitened and clipped, as far as the run file asks for it."""
+    """The batch with its raw advantages whitened and clipped, as far as the run file asks for it. Measures them, and
+    values and returns."""
     raw_BT, mask = present(batch.advantages, "advantages"), batch.loss_mask
     metrics: dict[str, Metric] = {}
     advantages_BT = shaping.whiten_advantages(raw_BT, mask) if algorithm.whiten_advantages else raw_BT
@@ -121,7 +122,8 @@ def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, M
         outside_BT = advantages_BT.abs() > algorithm.advantage_clip
         metrics["advantage/clipped_fraction"] = Metric(Reduction.MEAN, (outside_BT & mask).sum(), mask.sum())
         advantages_BT = shaping.clip_advantages(advantages_BT, limit=algorithm.advantage_clip)
-    return batch.replace(advantages=advantages_BT), metrics | describe_advantages(raw_BT, advantages_BT, mask)
+    metrics |= describe_advantages(raw_BT, advantages_BT, mask)
+    return batch.replace(advantages=advantages_BT), metrics | describe_values(batch)
 
 
 def _clip(rewards: BatchRewards, limit: float) -> tuple[BatchRewards, dict[str, Metric]]:
@@ -256,8 +258,6 @@ def credit_rows(
         kl_coef=kl_coef,
         whiten=not config.whitens_minibatches,
     )
-    if not config.whitens_minibatches:
-        metrics |= describe_values(batch)
     return batch if domain_credit is None else domain_credit.weighted(batch, rows), metrics
 
 
