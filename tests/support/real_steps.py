@@ -43,7 +43,9 @@ def sampled_step(
         **fields,
     }
     with open_rl_run(load_run_data(data).config, Console(quiet=True)) as run:
-        collector = dataclasses.replace(run.supply.collector, needs_greedy=needs_greedy)
+        own = run.supply.collector
+        domains = dataclasses.replace(own.domains, needs_greedy=needs_greedy)
+        collector = dataclasses.replace(own, domains=domains)
         yield run, collector.collect(1, {}, Stopwatch())
 
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -39,7 +38,7 @@ from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.batching import build_batch, padded, scored
-from burnish.trainers.rl.collection import penalised, why_left_out
+from burnish.trainers.rl.collection import penalised
 from burnish.trainers.rl.credit import credit_rows
 from burnish.trainers.rl.credit.by_domain import DomainCredit, Row
 from burnish.trainers.rl.lessons import Lesson, teacher_weights
@@ -138,10 +137,7 @@ class Replayer:
     def credited(self, recorded: ReplayedStep) -> CreditedStep:
         """Score, filter and credit the groups of a recorded step. Raises like `replay`."""
         groups = recorded.groups if self.keeps_scores else self._scored(recorded.groups)
-        left_out = partial(
-            why_left_out, step=recorded.step, domains=self.domains, needs_greedy=self.estimator.needs_greedy
-        )
-        why = {group.group_id: left_out(group) for group in groups}
+        why = {group.group_id: self.domains.why_left_out(group, recorded.step) for group in groups}
         kept, lacking = self._creditable([group for group in groups if not why[group.group_id]], recorded.lines)
         why |= {group.group_id: _NOT_RECORDED for group in lacking}
         if self.config.algorithm.overlong_buffer is not None:

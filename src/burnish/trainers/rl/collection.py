@@ -52,7 +52,6 @@ class Collector:
     domains: Domains
     engine: RolloutEngine
     scorer: RewardScorer
-    needs_greedy: bool
     overlaps: Overlaps = "none"
     patience: Patience = dataclasses.field(default_factory=Patience)
 
@@ -72,7 +71,7 @@ class Collector:
             groups = self._sample(drawn, step, first_id=len(sampled), asked=asked, stopwatch=stopwatch)
             sampled.extend(groups)
             places.extend((one.domain, one.place) for one in drawn)
-            kept.extend(group for group in groups if not why_left_out(group, step, self.domains, self.needs_greedy))
+            kept.extend(group for group in groups if not self.domains.why_left_out(group, step))
             lacking = self.domains.lacking(wanted, kept)
             if not any(lacking.values()):
                 break
@@ -118,7 +117,7 @@ class Collector:
         with stopwatch.phase("generate"):
             for sampling, some in requests.items():
                 rollouts += generate(some, sampling)
-                if self.needs_greedy:
+                if self.domains.needs_greedy:
                     greedy += generate([one.greedy() for one in some], dataclasses.replace(sampling, greedy=True))
         with stopwatch.phase("reward"):
             scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
@@ -130,15 +129,6 @@ class Collector:
         """Start scoring responses as soon as they are finished. `prompts`: by group."""
         items = [(prompts[rollout.group_id], rollout) for rollout in finished]
         self.scorer.begin(items, idle_cores=self.overlaps == "all")
-
-
-def why_left_out(group: RolloutGroup, step: int, domains: Domains, needs_greedy: bool) -> str:
-    """Why a group is not trained on; empty if it is."""
-    if all(r.reward is None for r in group.rollouts):
-        return "no response has a score"
-    if needs_greedy and (group.greedy is None or group.greedy.reward is None):
-        return "greedy response without a score"
-    return domains.of(group.prompt).filter.why_left_out(group, step)
 
 
 def penalised(group: RolloutGroup, fraction: float, domains: Domains) -> RolloutGroup:

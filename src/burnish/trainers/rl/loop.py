@@ -38,7 +38,7 @@ from burnish.rollouts.outages import Patience
 from burnish.trainers.outer_loop import Controller, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl.batching import build_batch, epoch_rows, scored
-from burnish.trainers.rl.collection import Collected, why_left_out
+from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import credit_rows, whiten_minibatch
 from burnish.trainers.rl.credit.by_domain import DomainCredit, Row
 from burnish.trainers.rl.evaluation import Evaluator, held_out_values
@@ -98,8 +98,7 @@ class RlRun(Training):
         step, metrics, stopwatch = self.progress.step + 1, MetricStore(), Stopwatch(self.journal.phase)
         collected = self.supply.take(step, stopwatch)
         metrics.merge(collected.metrics)
-        collector = self.supply.collector
-        why = partial(why_left_out, step=step, domains=collector.domains, needs_greedy=collector.needs_greedy)
+        why = partial(self.supply.collector.domains.why_left_out, step=step)
         entropies: list[RowEntropies] = []
         try:
             batch = self.prepare(collected, stopwatch, metrics)

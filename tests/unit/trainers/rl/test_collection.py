@@ -80,7 +80,8 @@ def collector(reward: Reward, *, size: int = 100, needs_greedy: bool = False, **
         algorithm={"preset": "grpo", **algorithm},
         rollout={"prompts_per_step": 3, "group_size": 2, "max_response_tokens": 10},
     )
-    return Collector(config, domains_of(config, {ALL: Feed(size)}), Engine(), Scorer(reward), needs_greedy)
+    domains = dataclasses.replace(domains_of(config, {ALL: Feed(size)}), needs_greedy=needs_greedy)
+    return Collector(config, domains, Engine(), Scorer(reward))
 
 
 def told_apart(prompt: Prompt, rollout: Rollout) -> float:

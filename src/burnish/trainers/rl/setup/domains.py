@@ -34,11 +34,13 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """Domains of a run, by key; without a `domains` section one for all prompts."""
+    """Domains of a run, by key; without a `domains` section one for all prompts. needs_greedy: the score of a greedy
+    response is the baseline of its group."""
 
     by_name: Mapping[str, Domain]
     feeds: DomainFeeds
     rates: PassRates
+    needs_greedy: bool
 
     def of(self, prompt: Prompt) -> Domain:
         return self.by_name.get(ALL) or self.by_name[prompt.domain]
@@ -56,6 +58,14 @@ class Domains:
         found = [self.of(group.prompt).settings.key for group in kept]
         refilled = {name: domain.settings.refills for name, domain in self.by_name.items()}
         return {name: count - found.count(name) if refilled[name] else 0 for name, count in wanted.items()}
+
+    def why_left_out(self, group: RolloutGroup, step: int) -> str:
+        """Why a group is not trained on; empty if it is."""
+        if all(r.reward is None for r in group.rollouts):
+            return "no response has a score"
+        if self.needs_greedy and (group.greedy is None or group.greedy.reward is None):
+            return "greedy response without a score"
+        return self.of(group.prompt).filter.why_left_out(group, step)
 
     def observe(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         """Count the outcomes of groups that were collected for this step."""
@@ -102,7 +112,8 @@ def build_domains(
     """Build the domains. `begins`: the run has no checkpoint to read pass rates from, so recorded ones are read."""
     windows = {one.key: one.difficulty.window for one in settings if one.difficulty is not None}
     rates = PassRates(windows, progress)
-    compares_parts = "parts_BC" in resolve_estimator(config.algorithm.estimator).inputs
+    estimator = resolve_estimator(config.algorithm.estimator)
+    compares_parts = "parts_BC" in estimator.inputs
     domains = {}
     for one in settings:
         success = success_of_domain(one, scorer.answer_labels)
@@ -118,7 +129,8 @@ def build_domains(
     seed, shuffle = config.seed, config.data.shuffle
     feeds = {name: SampledPrompts(some, some.sampler(seed=seed, shuffle=shuffle)) for name, some in train.items()}
     shares = Shares([one.shares for one in settings], config.rollout.prompts_per_step)
-    return Domains(domains, DomainFeeds([one.key for one in settings], feeds, shares), rates)
+    feed = DomainFeeds([one.key for one in settings], feeds, shares)
+    return Domains(domains, feed, rates, estimator.needs_greedy)
 
 
 def build_sampling(config: RlConfig, domain: DomainSettings) -> Sampling:

@@ -91,7 +91,6 @@ def open_rl_run(
             domains=build_domains(config, settings, train, scorer, progress, begins=begins),
             engine=engine,
             scorer=scorer,
-            needs_greedy=estimator.needs_greedy,
             overlaps=overlaps,
             patience=Patience(config.scoring.retry_seconds, lambda line: say(console, (line,))),
         )

@@ -57,7 +57,7 @@ def collector(size: int = 8, **domains: dict[str, Any]) -> tuple[Collector, Engi
     engine: Any = Engine()
     scorer: Any = Scorer()
     found = domains_of(config, {name: Feed(size, name, name) for name in domains})
-    return Collector(config, found, engine, scorer, needs_greedy=False), engine
+    return Collector(config, found, engine, scorer), engine
 
 
 def counts(collected: Collected) -> Counter[str]:
