@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 
-import numpy as np
 import torch
 
 from burnish.forward.batch import Batch
@@ -40,11 +39,6 @@ class Accumulation:
         """The first loss that is not finite, None if all are. Waits for the device, once for all losses."""
         numbers = torch.stack([value.loss.double() for value in self.values]).tolist() if self.values else []
         return next((number for number in numbers if not math.isfinite(number)), None)
-
-
-def trained_rows(batch: Batch) -> Batch:
-    """The rows with at least one trained token, so that the others cost no forward pass."""
-    return batch.select(np.flatnonzero(batch.host.loss_mask.any(axis=1)))
 
 
 def count_denominators(batch: Batch) -> Denominators:

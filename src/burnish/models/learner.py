@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from burnish.errors import DivergenceError
@@ -16,7 +17,7 @@ from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes, take_gradients
 from burnish.forward.scoring import ResponseScorer
 from burnish.forward.team import Gradients
-from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
+from burnish.models.accumulation import Accumulation, count_denominators
 from burnish.models.role_optimizer import RoleOptimizer
 from burnish.models.roles import Denominators, ObjectiveValue, RowEntropies, TrainingState, Update
 from burnish.models.value_head import ValueScorer
@@ -91,7 +92,7 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         if accumulation.denominators != denominators:
             raise ValueError(f"a part with {denominators} cannot be added to a step with {accumulation.denominators}")
         try:
-            rows = trained_rows(batch)
+            rows = batch.select(np.flatnonzero(batch.host.loss_mask.any(axis=1)))  # others cost no forward pass
             budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
             parts = [part for _, part in self._scorer.trunk.split(rows, budget)]
             costs = [part.num_tokens for part in parts]
