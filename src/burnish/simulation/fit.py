@@ -31,11 +31,13 @@ class DecodedStep:
     seconds: float
 
 
-def decoded_step(rows: Sequence[tuple[int, int]], places: int, seconds: float) -> DecodedStep:
-    """Compute a step of an engine with so many places, from the (prompt, response) lengths of its rows."""
+def decoded_step(portions: Sequence[Sequence[tuple[int, int]]], places: int, seconds: float) -> DecodedStep:
+    """Compute a step of an engine with so many places, which decodes portions one after the other, from the (prompt,
+    response) lengths of their rows."""
+    rows = [row for portion in portions for row in portion]
+    iterations = sum(passes([tokens for _, tokens in portion], places) for portion in portions)
     context = sum(tokens * prompt + tokens * (tokens - 1) / 2 for prompt, tokens in rows)
-    lengths = [tokens for _, tokens in rows]
-    return DecodedStep(passes(lengths, places), sum(lengths), context, seconds)
+    return DecodedStep(iterations, sum(tokens for _, tokens in rows), context, seconds)
 
 
 def passes(lengths: Sequence[int], places: int) -> int:

@@ -113,13 +113,7 @@ def _decoded(lines: Sequence[RecordedLine], places: int, lanes: int, seconds: fl
     dealt = deal([len(some) for some in rows], lanes)
     # Longest prompts first, as the local engine begins them.
     portions = [sorted((row for i in some for row in rows[i]), key=lambda row: -row[0]) for some in dealt if some]
-    if not portions:  # a step for which no prompt was of the right difficulty
-        return DecodedStep(0, 0, 0.0, seconds)
-    parts = [decoded_step(portion, places, 0.0) for portion in portions]
-    iterations, tokens, context = (
-        sum(each) for each in zip(*((part.iterations, part.tokens, part.context) for part in parts), strict=True)
-    )
-    return DecodedStep(iterations, tokens, context, seconds)
+    return decoded_step(portions, places, seconds)  # none where no prompt was of the right difficulty
 
 
 def _lengths(lines: Sequence[RecordedLine]) -> Iterator[tuple[int, int]]:

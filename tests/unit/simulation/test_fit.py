@@ -19,7 +19,7 @@ def test_passes_with_and_without_waiting() -> None:
 
 
 def test_a_decoded_step_counts_rows_and_context() -> None:
-    step = decoded_step([(10, 3), (4, 2)], places=8, seconds=1.5)
+    step = decoded_step([[(10, 3), (4, 2)]], places=8, seconds=1.5)
     # The first row attends to 10, 11, 12 tokens, the second to 4 and 5.
     assert (step.iterations, step.tokens, step.context, step.seconds) == (3, 5, 33 + 9, 1.5)
 
@@ -29,9 +29,9 @@ def test_decoding_is_found_again() -> None:
     shapes = [[(10, 5)] * 4, [(10, 50), (10, 5)], [(200, 20)] * 7, [(5, 100)] * 3, [(300, 30), (10, 80)]]
     steps = []
     for rows in shapes:
-        step = decoded_step(rows, places=8, seconds=0.0)
+        step = decoded_step([rows], places=8, seconds=0.0)
         cost = step.iterations * 0.02 + step.tokens * 0.003 + step.context * 1e-5
-        steps.append(decoded_step(rows, places=8, seconds=cost))
+        steps.append(decoded_step([rows], places=8, seconds=cost))
     found = fit_decoding(steps)
     assert found.base_seconds == pytest.approx(true.base_seconds)
     assert found.row_seconds == pytest.approx(true.row_seconds)
@@ -39,7 +39,7 @@ def test_decoding_is_found_again() -> None:
 
 
 def test_steps_that_are_alike_need_one_term_only() -> None:
-    step = decoded_step([(10, 4)] * 6, places=8, seconds=2.0)
+    step = decoded_step([[(10, 4)] * 6], places=8, seconds=2.0)
     found = fit_decoding([step, step, step])
     assert found.seconds(4, 6, 60) == pytest.approx(2.0)
     assert sum(value > 0 for value in (found.base_seconds, found.row_seconds, found.context_seconds)) == 1
