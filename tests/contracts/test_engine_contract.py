@@ -43,7 +43,7 @@ class SavedLetters(Letters):
 
     def save_pretrained(self, folder: str) -> None:
         letters = [chr(ord("a") + token) for token in range(24)]
-        character_tokenizer(letters[2:], eos="b", pad="a", order=letters).save_pretrained(folder)
+        character_tokenizer(letters[2:], eos="a", pad="b").save_pretrained(folder)
 
 
 def new_model(seed: int = 0) -> LlamaForCausalLM:

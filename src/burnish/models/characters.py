@@ -20,21 +20,21 @@ def character_tokenizer(
     pad: str,
     bos: str | None = None,
     unk: str | None = None,
-    order: Sequence[str] | None = None,
     context_length: int = 2048,
     chat_template: str | None = None,
 ) -> PreTrainedTokenizerFast:
     """One token per character of `alphabet`. No tokens are added around a text. Saves and loads with `save_pretrained`.
 
-    Ids: first the special tokens that are given (bos, eos, pad, unk in this order), then the alphabet in its order.
-    `order` lists all tokens explicitly instead. A character outside the alphabet becomes `unk`, or fails without one.
-    Raises ModelError for duplicate or missing tokens.
+    Ids: first the special tokens that are given (bos, eos, pad, unk in this order), then the alphabet in its order. A
+    character outside the alphabet becomes `unk`, or fails without one. Raises ModelError for duplicate tokens, and for
+    an alphabet of longer texts.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = {"bos_token": bos, "eos_token": eos, "pad_token": pad, "unk_token": unk}
-    tokens = _ordered_tokens(list(alphabet), [token for token in (bos, eos, pad, unk) if token is not None], order)
+    tokens = [*(token for token in special.values() if token is not None), *alphabet]
+    _check_tokens(alphabet, tokens)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     # "" is not a token: an unknown character then fails in encode instead of disappearing
     model = models.WordLevel(vocabulary, unk_token=unk if unk is not None else "")
@@ -51,21 +51,13 @@ def character_tokenizer(
     )
 
 
-def _ordered_tokens(alphabet: list[str], special: list[str], order: Sequence[str] | None) -> list[str]:
+def _check_tokens(alphabet: str | Sequence[str], tokens: Sequence[str]) -> None:
     long = [token for token in alphabet if len(token) != 1]
     if long:
         raise ModelError(f"the alphabet holds {long[0]!r}, which is not one character", remedy="list single characters")
-    tokens = [*special, *alphabet] if order is None else list(order)
-    doubled = sorted({token for token in [*special, *alphabet] if [*special, *alphabet].count(token) > 1})
+    doubled = sorted({token for token in tokens if tokens.count(token) > 1})
     if doubled:
         raise ModelError(f"token {doubled[0]!r} appears twice", remedy="list every token once, special or not")
-    if sorted(tokens) != sorted([*special, *alphabet]):
-        difference = sorted(set(tokens) ^ {*special, *alphabet})
-        raise ModelError(
-            f"order does not list exactly the special tokens and the alphabet: {difference}",
-            remedy="list every token once in `order`",
-        )
-    return tokens
 
 
 def tiny_llama(

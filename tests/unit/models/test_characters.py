@@ -7,11 +7,9 @@ from transformers import AutoTokenizer
 from burnish.errors import ModelError
 from burnish.models.characters import character_tokenizer, tiny_llama
 
-ORDER = ("S", "E", "P", "U", *"0123456789,:")
-
 
 def test_ids_follow_the_stated_order():
-    tokenizer = character_tokenizer("0123456789,:", bos="S", eos="E", pad="P", unk="U", order=ORDER)
+    tokenizer = character_tokenizer("0123456789,:", bos="S", eos="E", pad="P", unk="U")
     assert tokenizer("12,3:S")["input_ids"] == [5, 6, 14, 7, 15, 0]
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id) == (
         0,
@@ -19,11 +17,6 @@ def test_ids_follow_the_stated_order():
         2,
         3,
     )
-
-
-def test_order_may_put_specials_anywhere():
-    tokenizer = character_tokenizer("ab", eos="E", pad="P", order=["a", "E", "b", "P"])
-    assert tokenizer("abE")["input_ids"] == [0, 2, 1]
 
 
 def test_text_round_trip_with_spaces_and_line_breaks():
@@ -48,7 +41,6 @@ def test_survives_saving(tmp_path):
         ({"alphabet": ["a", "bc"]}, "'bc'"),
         ({"alphabet": "aba"}, "'a'"),
         ({"alphabet": "aE"}, "'E'"),
-        ({"alphabet": "ab", "order": ["a", "b", "E"]}, "'P'"),
     ],
 )
 def test_contradictory_tokens(arguments, word):
