@@ -14,7 +14,7 @@ from burnish.config.secrets import masked
 from burnish.data.chat import text_of_tokens
 from burnish.models.loading import LoadedModel
 from burnish.observability.alarms import AlarmBell
-from burnish.observability.console import Display
+from burnish.observability.console import Display, say
 from burnish.observability.recorder import Notes, RolloutRecorder, TokenValues
 from burnish.observability.sinks import Sinks, build_sinks
 from burnish.observability.timeline import Processes, TimelineRecorder, nobody
@@ -85,12 +85,8 @@ def open_journal(
     if workplace.has_steps_to_make(total_steps):
         RunDirectory(workplace.path).begin(config, accepted=workplace.accepted)
     else:
-        console.print(
-            f"{workplace.path} is finished at step {resume_step} ({total_steps} asked for), nothing to do; "
-            "raise `steps` to continue",
-            markup=False,
-            soft_wrap=True,
-        )
+        finished = f"{workplace.path} is finished at step {resume_step} ({total_steps} asked for), nothing to do"
+        say(console, [f"{finished}; raise `steps` to continue"])
     recorder = RolloutRecorder(workplace.path / "rollouts", token_texts(loaded))
     recorder.discard_after(-1 if resume_step is None else resume_step)
     sinks = build_sinks(
