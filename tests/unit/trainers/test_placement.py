@@ -20,8 +20,14 @@ from burnish.planning.machines import Machine
 from burnish.planning.model_facts import read_model_facts
 from burnish.planning.processes import seats_of
 from burnish.trainers import placement
-from burnish.trainers.placement import check_placement, placed, reward_facts, this_machine, with_kept_speed
-from burnish.trainers.processor_speed import KeptTrial
+from burnish.trainers.placement import (
+    KeptTrial,
+    check_placement,
+    placed,
+    reward_facts,
+    this_machine,
+    with_kept_speed,
+)
 from burnish.trainers.sft import train_sft
 
 
