@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from rich.console import Console
 
-from burnish.api.metrics import metrics_table, shown
 from burnish.api.pictures import run_html
 from burnish.api.policy import Policy
 from burnish.api.rollouts import RecordedRollout, recorded
@@ -23,6 +24,7 @@ from burnish.config.schema_rm import ComparedFields
 from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.config.yaml_text import parse_value
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
+from burnish.observability.console import rich_table, table_of
 from burnish.observability.ending import read_ending
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import recorded_files
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from burnish.trainers.interrupt import StopRequest
 
 WEIGHTS_FOLDER = "policy"  # of a checkpoint; `burnish.trainers.result` would import torch
+_SHOWN_ROWS = 10
 
 
 class Run:
@@ -232,3 +235,20 @@ def no_run(folder: Path) -> CheckpointError:
         f"{folder} is not a run: it has no config.yaml",
         remedy="give a run file, or the folder that `output` of a run file names",
     )
+
+
+def metrics_table(rows: Sequence[Mapping[str, float]]) -> DataFrame:
+    """A pandas table with the step as its index."""
+    import pandas
+
+    names = ["step", *dict.fromkeys(name for row in rows for name in row if name != "step")]
+    return pandas.DataFrame(list(rows), columns=names).set_index("step")
+
+
+def shown(rows: Sequence[Mapping[str, float]]) -> str:
+    """The newest rows with the columns of the live display, as plain text."""
+    lines = table_of(rows)
+    console = Console(file=StringIO(), width=200, force_terminal=False, force_jupyter=False)
+    with console.capture() as capture:
+        console.print(rich_table([lines[0], *lines[1:][-_SHOWN_ROWS:]]))
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
