@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.algorithms.likelihood import dynamic_nll
+from burnish.algorithms.token_losses import dynamic_nll
 
 YES = torch.ones(1, 3, dtype=torch.bool)
 

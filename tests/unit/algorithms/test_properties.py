@@ -22,8 +22,8 @@ from burnish.algorithms.masking import masked_mean, masked_var, whiten
 from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.algorithms.preference_losses import best_of, bradley_terry
 from burnish.algorithms.ratios import entropy_from_logits
+from burnish.algorithms.token_losses import clipped_value
 from burnish.algorithms.turns import count_turns
-from burnish.algorithms.value_losses import clipped_value
 from burnish.types import Metric
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from burnish.algorithms.preference_losses import best_of, bradley_terry
 from burnish.algorithms.ratios import entropy_from_logits
-from burnish.algorithms.value_losses import clipped_value, value_metrics
+from burnish.algorithms.token_losses import clipped_value, value_metrics
 from burnish.errors import ConfigError
 
 

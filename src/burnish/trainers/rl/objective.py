@@ -11,11 +11,10 @@ from torch import Tensor
 
 from burnish.algorithms.aggregation import aggregate
 from burnish.algorithms.kl import kl_loss
-from burnish.algorithms.likelihood import dynamic_nll
 from burnish.algorithms.masking import fill_masked
 from burnish.algorithms.mismatch import mismatch_metrics, off_policy_tokens, ratio_deviation
 from burnish.algorithms.policy_losses import PolicyLoss
-from burnish.algorithms.value_losses import clipped_value, value_metrics
+from burnish.algorithms.token_losses import clipped_value, dynamic_nll, value_metrics
 from burnish.forward.batch import Batch, TokenScores, present
 from burnish.models.roles import Denominators, ObjectiveValue, RowEntropies, Signals, ValueObjective
 from burnish.types import Metric, Reduction

@@ -1,4 +1,5 @@
-"""The critic's losses per token, which are aggregated like policy losses."""
+"""Losses per token besides those of a policy, which are aggregated like these: a critic's, and those of supervised
+fine-tuning."""
 
 from __future__ import annotations
 
@@ -39,6 +40,16 @@ def value_metrics(
         "clip_fraction": Metric(Reduction.MEAN, fill_masked(clipped, mask_BT).sum(), count),
         "error_mean": Metric(Reduction.MEAN, error.sum(), count),
     }
+
+
+def dynamic_nll(logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """-p log p of each token, in which its probability p has no gradient; 0 where the mask is False.
+
+    Its gradient is -grad p in place of -(grad p) / p, so that a token that the model finds unlikely does not outweigh
+    the others (dynamic fine-tuning, https://arxiv.org/abs/2508.05629).
+    """
+    logprobs = fill_masked(logprobs_BT, mask_BT)
+    return -logprobs.detach().exp() * logprobs
 
 
 def _filled(values: Tensor, mask: Tensor | None) -> Tensor:
