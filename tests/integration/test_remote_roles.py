@@ -166,7 +166,7 @@ def test_a_lost_process_ends_the_run_which_resumes_to_the_same_bits(
     train_here(tiny_run(f"output={tmp_path}/local", **GRPO))
     for name, when, saved in (("engine", 3, 3), ("policy", 7, 5)):
         with remote(GRPO) as run:
-            role = run.supply.collector.engine._role if name == "engine" else run.policy._role  # type: ignore[attr-defined]
+            role = run.supply.collector.engine._role if name == "engine" else run.policy.role  # type: ignore[attr-defined]
             with monkeypatch.context() as patch:
                 patch.setattr(Journal, "write", killing(role.process.pid, when))
                 with pytest.raises(RoleLostError, match="killed by SIGKILL"):

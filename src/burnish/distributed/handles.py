@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from burnish.distributed.peers import GRACE_SECONDS, Peer, ProcessRole, RoleLostError, ask_all
 from burnish.distributed.server import Named
 from burnish.distributed.weight_transfer import SealedWeights
-from burnish.forward.batch import Batch, TokenScores
-from burnish.models.reward_learner import Comparison, PreferenceObjective
-from burnish.models.reward_model import PromptResponse
-from burnish.models.roles import Denominators, Objective, TrainingState, Update, ValueObjective
+from burnish.models.reward_learner import PreferenceLearner
+from burnish.models.roles import Critic, DistilledPolicy, Learner, Policy, Reference
 from burnish.models.weights import Weights
-from burnish.types import Metric
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,66 +65,58 @@ class TeamRole(ProcessRole):
             self.process.kill()
 
 
-class _RemoteLearner:
-    """Base of the handles of trained models. Folders must be on a disk that both processes see."""
+def _asking(method: Callable[Concatenate[Any, Given], Result]) -> Callable[Concatenate[Any, Given], Result]:
+    """A method of a handle: the same one, asked of its role."""
+
+    @wraps(method)
+    def ask(handle: _Handle, /, *arguments: Given.args, **named: Given.kwargs) -> Result:
+        return handle.role.ask(method.__name__, *arguments, **named)
+
+    return ask
+
+
+class _Handle:
+    """Base of the handles. Whatever their methods are given is sent there pickled, objectives as well."""
 
     def __init__(self, role: ProcessRole) -> None:
-        self._role = role
+        self.role = role
+
+
+class _RemoteLearner(_Handle):
+    """Base of the handles of trained models. Folders must be on a disk that both processes see."""
 
     @property
     def version(self) -> int:
-        return self._role.ask_one("version")
+        return self.role.ask_one("version")
 
     def save_weights(self, folder: Path) -> None:
-        self._role.ask("save_weights", folder.absolute())  # the first process writes; others may have slices for it
+        self.role.ask("save_weights", folder.absolute())  # the first process writes; others may have slices for it
 
     def load_weights(self, folder: Path) -> None:
-        self._role.ask("load_weights", folder.absolute())
+        self.role.ask("load_weights", folder.absolute())
 
-    def training_state(self) -> TrainingState:
-        return self._role.ask("training_state")  # the first one puts it together from all
-
-    def load_training_state(self, state: TrainingState) -> None:
-        self._role.ask("load_training_state", state)
+    training_state = _asking(Learner.training_state)  # the first one puts it together from all
+    load_training_state = _asking(Learner.load_training_state)
 
 
-class _RemoteAccumulator(_RemoteLearner):
-    """A learner whose optimizer step is made of parts. Objectives are sent there pickled."""
-
-    def accumulate(self, batch: Batch, objective: Objective | ValueObjective, denominators: Denominators) -> None:
-        self._role.ask("accumulate", batch, objective, denominators)
-
-    def settle(self, planned_step: int | None = None) -> Update:
-        return self._role.ask("settle", planned_step)
-
-
-class RemotePolicy(_RemoteAccumulator):
+class RemotePolicy(_RemoteLearner):
     """`roles.Policy` in another process."""
 
-    def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
-        return self._role.ask("logprobs", batch, entropy=entropy, correct=correct)
-
-    def update(
-        self,
-        batch: Batch,
-        objective: Objective,
-        *,
-        denominators: Denominators | None = None,
-        planned_step: int | None = None,
-    ) -> Update:
-        return self._role.ask("update", batch, objective, denominators=denominators, planned_step=planned_step)
+    logprobs = _asking(Policy.logprobs)
+    accumulate = _asking(Policy.accumulate)
+    settle = _asking(Policy.settle)
+    update = _asking(Policy.update)
 
     def publish(self) -> Weights:
         """The weights of this version. Whoever reads them fetches a few tensors at a time."""
         version = self.version
-        return Weights(version, PublishedElsewhere(self._role, version))
+        return Weights(version, PublishedElsewhere(self.role, version))
 
 
 class RemoteStudent(RemotePolicy):
     """`roles.DistilledPolicy` in another process, together with its teacher."""
 
-    def compare(self, batch: Batch) -> TokenScores:
-        return self._role.ask("compare", batch)
+    compare = _asking(DistilledPolicy.compare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,41 +134,29 @@ class PublishedElsewhere:
         return self.role.share(self.version)
 
 
-class RemoteCritic(_RemoteAccumulator):
+class RemoteCritic(_RemoteLearner):
     """`roles.Critic` in another process, which is the policy's if they share a backbone."""
 
     @property
     def shares_trunk(self) -> bool:
-        return self._role.ask_one("shares_trunk")
+        return self.role.ask_one("shares_trunk")
 
-    def values(self, batch: Batch) -> Tensor:
-        return self._role.ask("values", batch)
-
-    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
-        return self._role.ask("update", batch, objective, planned_step=planned_step)
+    values = _asking(Critic.values)
+    accumulate = _asking(Critic.accumulate)
+    settle = _asking(Critic.settle)
+    update = _asking(Critic.update)
 
 
 class RemoteRewardLearner(_RemoteLearner):
-    """`PreferenceLearner` in another process. Objectives are sent there pickled."""
+    """`PreferenceLearner` in another process."""
 
-    def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
-        return self._role.ask("update", comparisons, objective)
-
-    def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:
-        return self._role.ask("compare", comparisons)
-
-    def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
-        return self._role.ask("score", pairs)
-
-    def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
-        self._role.ask("normalise", measured, scale=scale, measured_on=measured_on)
+    update = _asking(PreferenceLearner.update)
+    compare = _asking(PreferenceLearner.compare)
+    score = _asking(PreferenceLearner.score)
+    normalise = _asking(PreferenceLearner.normalise)
 
 
-class RemoteReference:
+class RemoteReference(_Handle):
     """`roles.Reference` in another process."""
 
-    def __init__(self, role: ProcessRole) -> None:
-        self._role = role
-
-    def logprobs(self, batch: Batch) -> Tensor:
-        return self._role.ask("logprobs", batch)
+    logprobs = _asking(Reference.logprobs)
