@@ -67,11 +67,6 @@ class PeerOutcome:
     everyones: list[Any] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    text: str
-
-
 @contextmanager
 def telling(team: Team) -> Iterator[PeerOutcome]:
     """Tell the others how the work inside has ended, so that none waits for a sum that never comes."""
@@ -79,12 +74,12 @@ def telling(team: Team) -> Iterator[PeerOutcome]:
     try:
         yield outcome
     except Exception as error:  # boundary: whatever ends the work here, the others wait for this exchange
-        team.exchange(_Failure(f"{type(error).__name__}: {error}"))
+        team.exchange(PeerFailedError(f"trainer {team.rank} failed: {type(error).__name__}: {error}"))
         raise
     outcome.everyones = team.exchange(outcome.own)
-    for rank, given in enumerate(outcome.everyones):
-        if isinstance(given, _Failure):
-            raise PeerFailedError(f"trainer {rank} failed: {given.text}")
+    for given in outcome.everyones:
+        if isinstance(given, PeerFailedError):
+            raise given
 
 
 def slice_of(numel: int, rank: int, size: int) -> Span:
