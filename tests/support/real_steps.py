@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +55,8 @@ def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
     config: RlConfig = run.config.model_copy(update={"algorithm": algorithm})
     estimator, loss, numbers = resolve_algorithm(algorithm)
     assert isinstance(run.policy, LocalPolicy)
-    cold = FrozenReference.copy_of(run.policy.loaded, temperature=0.5, tokens_per_microbatch=1_000)  # so it differs
+    twin = dataclasses.replace(run.policy.loaded, model=copy.deepcopy(run.policy.model))
+    cold = FrozenReference(twin, temperature=0.5, tokens_per_microbatch=1_000)  # so it differs
     return dataclasses.replace(
         run,
         config=config,

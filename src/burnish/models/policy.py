@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -91,8 +92,8 @@ class LocalPolicy(LearnerByParts[Objective]):
         """
         if self._adapter is not None:
             return AdapterOffReference(self._adapter, self.logprobs)
-        return FrozenReference.copy_of(
-            self.loaded,
+        return FrozenReference(
+            replace(self.loaded, model=deepcopy(self.model)),
             temperature=self._scorer.temperature,
             tokens_per_microbatch=self._tokens_per_microbatch,
             lanes=self._lanes,

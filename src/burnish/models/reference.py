@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,7 +25,7 @@ class FrozenReference:
     def __init__(
         self, loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int, lanes: Lanes = ONE_LANE
     ) -> None:
-        """Freeze the model and use it as it is. Use `copy_of` for a model that continues to train."""
+        """Freeze the model and use it as it is. A model that continues to train needs a copy."""
         loaded.model.requires_grad_(False)
         self.loaded = loaded
         self.model = loaded.model
@@ -41,14 +39,6 @@ class FrozenReference:
     def rest(self, folder: Path, *, name: str = "reference") -> None:
         """Offload the weights from now on, except while scoring (`burnish.models.resting`)."""
         self._awake = rest_frozen(name, self.model, folder).awake
-
-    @staticmethod
-    def copy_of(
-        loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int, lanes: Lanes = ONE_LANE
-    ) -> FrozenReference:
-        """A reference with a copy of the model's current weights."""
-        twin = replace(loaded, model=copy.deepcopy(loaded.model))
-        return FrozenReference(twin, temperature=temperature, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
 
     def share_weights(self, cut: Cut) -> None:
         """See `LocalPolicy.share_weights`."""
