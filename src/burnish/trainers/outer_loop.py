@@ -141,7 +141,7 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
             write_ending(folder, RunEnding(step, because))
         if because and step < training.total_steps:
             training.journal.display.note(f"ended before step {training.total_steps}: {because}")
-        return RunResult.of(folder, step, stopped=not because)
+        return RunResult(folder, step, stopped=not because)
 
 
 def end_of(training: Training) -> str:

@@ -21,17 +21,17 @@ CRITIC_FOLDER = "critic"
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The folder of a run, the step it has reached, and the folder that `from_pretrained` loads."""
+    """The folder of a run, and the step it has reached."""
 
     folder: Path
     step: int
-    weights: Path
     stopped: bool
     """True if the run was asked to stop before its last step."""
 
-    @staticmethod
-    def of(folder: Path, step: int, *, stopped: bool) -> RunResult:
-        return RunResult(folder, step, folder / "checkpoints" / f"step-{step:06d}" / WEIGHTS_FOLDER, stopped)
+    @property
+    def weights(self) -> Path:
+        """The folder that `from_pretrained` loads."""
+        return self.folder / "checkpoints" / f"step-{self.step:06d}" / WEIGHTS_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
