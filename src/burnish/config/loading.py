@@ -10,7 +10,6 @@ import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -21,14 +20,12 @@ from burnish.config.explain import explain
 from burnish.config.kinds import USUAL, find_kind, kind_of_keys
 from burnish.config.preset_layer import preset_of, preset_values
 from burnish.config.problems import Problem, named, place_of, raise_problems
-from burnish.config.schema_run import RunConfig
+from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.config.secrets import masked, masked_places
 from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml, read_run_text
 from burnish.errors import ConfigError
 from burnish.outside.reading import reading
 from burnish.types import Json
-
-_Run = TypeVar("_Run", bound=RunConfig)
 
 COMMAND_LINE = "command line"
 FILE = "file"
@@ -51,7 +48,7 @@ class LoadedConfig:
         values = flat_values(self.config)
         return {path: masked(values[path], place=path) for path in self.provenance}
 
-    def of(self, wanted: type[_Run]) -> _Run:
+    def of(self, wanted: type[ConfigT]) -> ConfigT:
         """The configuration of a run of this kind. ConfigError if it is of another."""
         if isinstance(self.config, wanted):
             return self.config

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
@@ -18,14 +18,12 @@ from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import CheckpointStore, read_pending
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema_data import ModelConfig
-from burnish.config.schema_run import RunConfig
+from burnish.config.schema_run import ConfigT
 from burnish.observability.console import say
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 
-Config = TypeVar("Config", bound=RunConfig)
 
-
-def pinned(config: Config) -> tuple[Config, list[str]]:
+def pinned(config: ConfigT) -> tuple[ConfigT, list[str]]:
     """The configuration with each model path that names a run replaced by the weights of its checkpoint, and one line
     about each replacement. Raises CheckpointError as `find_checkpoint` does."""
     said: list[str] = []
@@ -67,7 +65,7 @@ def _with_value(inside: Any, path: Sequence[str], value: str) -> Any:
     return inside.model_copy(update={name: _with_value(getattr(inside, name), rest, value)})
 
 
-def measured(config: Config, weights: Path | None, console: Console) -> Config:
+def measured(config: ConfigT, weights: Path | None, console: Console) -> ConfigT:
     """The configuration with the weights to measure as its model; reports the paths of runs that were replaced."""
     if weights is not None:
         config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
