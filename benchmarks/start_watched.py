@@ -38,8 +38,7 @@ PHASES = {
         "keep_faster_layers": "choice: layers",
         "decode_kernels": "building kernels",
     },
-    "burnish.models.reference": {"FrozenReference.copy_of": "reference"},
-    "burnish.models.policy": {"LocalPolicy.__init__": "policy"},
+    "burnish.models.policy": {"LocalPolicy.__init__": "policy", "LocalPolicy.reference": "reference"},
     "burnish.rewards.scorer": {"ProcessRewardScorer.__init__": "rewards"},
     "burnish.rollouts.local.kernel_trial": {
         "decodes_alike": "trial: decoder",

@@ -35,7 +35,6 @@ class WatchedCollector:
         self._collector = collector
         self.engine = collector.engine
         self.domains = collector.domains
-        self.needs_greedy = collector.needs_greedy
         self.patience = collector.patience
         self.seen: list[Collected] = []
 

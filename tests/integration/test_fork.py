@@ -105,14 +105,13 @@ def test_a_record_without_checkpoints_and_a_fork_that_lacks_a_critic_are_refused
     original: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, first = original
-    words = ["algorithm.preset=ppo", "algorithm.kl_target=null", f"output={tmp_path / 'fork'}"]
+    words = ["algorithm.estimator=gae", f"output={tmp_path / 'fork'}"]
     assert main(["rl", file, "--fork", f"{first}@4", *words]) == 2
     assert "is of a run that trained no critic" in capsys.readouterr().err
-    before = (first / "metrics.jsonl").read_bytes()
     shutil.rmtree(first / "checkpoints")
     assert main(["rl", file]) == 2
     assert "ended after step 5, but no checkpoint of it" in capsys.readouterr().err
-    assert (first / "metrics.jsonl").read_bytes() == before
+    assert num_rows(first) > 4
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_errors_are_those_of_a_run_file_and_leave_no_folder(fields: dict[str, An
         burnish.train({**fields, "steps": 0, "seed": -1})
     with pytest.raises(burnish.BurnishError, match=r"'gprpo' is not known\n.*grpo"):
         burnish.train({**fields, "algorithm": "gprpo"})
-    with pytest.raises(burnish.BurnishError, match="parameter 'colour'"):
+    with pytest.raises(burnish.BurnishError, match="asks for 'colour'"):
         burnish.train({**fields, "rewards": lambda response, colour: 1.0}, quiet=True)
     with pytest.raises(burnish.BurnishError, match=r"burnish\.train got a int"):
         burnish.train(3)  # type: ignore[arg-type]
@@ -347,7 +347,7 @@ def test_a_plan_makes_nothing(fields: dict[str, Any], tiny_task: Path) -> None:
     assert (found.steps, found.optimizer_steps, found.config.output) == (7, 7, "runs/rl-001")
     assert "responses" in repr(found)
     assert not Path("runs").exists()
-    with pytest.raises(burnish.BurnishError, match="parameter 'colour'"):
+    with pytest.raises(burnish.BurnishError, match="asks for 'colour'"):
         burnish.plan({**fields, "rewards": lambda response, colour: 1.0})
 
 

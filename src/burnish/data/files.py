@@ -222,7 +222,9 @@ def _csv_header(path: Path, reader: Iterable[list[str]]) -> list[str]:
     header = next(iter(reader), [])
     _refuse_repeats(f"{path}:1", header)
     if len(header) == 1 and (sign := next((sign for sign in ";\t" if sign in header[0]), "")):
-        raise DataError(f"{path}:1: the header has {sign!r} where CSV has commas", remedy="separate columns by commas")
+        raise DataError(
+            f"{path}:1: the header {header[0]!r} has {sign!r}, not commas", remedy="separate columns by commas"
+        )
     return header
 
 

@@ -81,11 +81,10 @@ def plain_value(value: Any) -> Any:
 
 def _plain_decimal(value: decimal.Decimal) -> int | float | str | None:
     """A number where that keeps all digits, else text."""
-    if not value.is_finite():
-        return plain_value(float(value))
-    if value == value.to_integral_value():
+    if value.is_finite() and value == value.to_integral_value():
         return int(value)
-    return float(value) if decimal.Decimal(repr(float(value))) == value else str(value)
+    number: float | None = plain_value(float(value))
+    return number if number is None or decimal.Decimal(repr(number)) == value else str(value)
 
 
 def _text_or_base64(value: bytes) -> str:

@@ -279,7 +279,7 @@ COMMANDS = [
          files={"empty/x": ""}),
     case("evaluation without held-out data", "data.eval is empty", "held-out", command=("eval", "run.yaml")),
     case("check without a file", "no run file is given", "--list", command=("check",)),
-    case("rl file for sft", "rewards is not a known key", command=("sft", "run.yaml")),
+    case("rl file for sft", "run.yaml is a run file of `burnish rl`", command=("sft", "run.yaml")),
     case("sft without data", "data.train is empty", base="sft", words="data.train=[]"),
     case("sft warm-up longer than the run", "optimization.warmup_steps is 9", "at most 3", base="sft",
          words="steps=3 optimization.warmup_steps=9"),

@@ -427,11 +427,14 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
          ("The answer is (-∞, 1) ∪ (3, ∞).", "(-\\infty,1)")],
     ),
     "letters side by side are a product": (
-        [("The answer is $2ab$.", "2ab"), ("#### 2ab", "2ab"), ("Hence $S = 2ab$.", "2ab"), ("So we get $ab$.", "ab"),
+        [("The answer is $2ab$.", "2ab"), ("#### 2ab", "2ab"), ("So we get $ab$.", "ab"),
          ("Therefore the value is $pq+2$.", "pq+2"), ("The answer is ab/2.", "ab/2"), ("So it is re^{2i}.", "re^{2i}"),
-         ("Thus $a+b$.", "a+b"), ("He has 12 men.", "12"), ("The answer is 5kg.", "5"), ("He has 72clips.", "72")],
+         ("Thus $a+b$.", "a+b"), ("The answer is 5kg.", "5"), ("He has 72clips.", "72"), ("El área es -5 cm²", "-5"),
+         ("La réponse est dix-sept.", "17"), ("So twice 7 equals 14.", "14"),
+         ("The answer is half of 14, which is 7.", "7"), ("So twice 7 equals 14.", "14"),
+         ("I guess the answer is 7.", "7"), ("答案是5千克", "5")],
         [("The answer is $2ab$.", "2"), ("ab/2", "2"), ("The answer is $mx+2$.", "2"), ("\\boxed{2abc}", "2"),
-         ("So it is Ce^{2}.", "2"), ("The answer is ab - 2.", "2"), ("The answer is ab - 2.", "-2")],
+         ("So it is Ce^{2}.", "2"), ("The answer is ab - 2.", "2")],
     ),
     "words, signs and scripts around a value": (
         [("Der Preis beträgt 7 Euro.", "7"), ("Είναι -7.", "-7"), ("答：温度是-5度。", "-5"), ("Answer: x is 5.", "5"),
@@ -513,7 +516,6 @@ def test_no_response_takes_long_to_read(math: MathAnswer, response: str) -> None
 
 def test_a_gold_answer_is_stated_where_it_is_read() -> None:
     assert MathAnswer().state("72") == "72"
-    assert MathAnswer().state("x is even, y is odd") == "x is even, y is odd"
     assert MathAnswer(require="boxed").state("6 * 7\n#### 42") == "\\boxed{42}"
     assert MathAnswer(require="phrase").state("42") == "The answer is $42$."
 

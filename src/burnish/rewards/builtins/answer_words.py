@@ -75,7 +75,7 @@ SUPPOSED = pattern(
     r"""if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought,
     (?:some|many|most|people|others|students)(?:\s\w+)? (?:say|claim|believe|think|guess|get)(?: that)?,
     (?:mistake|error|trap|misconception|temptation)(?: (?:is|was))?(?: to \w+)?(?: that)?, si, wenn,
-    (?:initially|first|originally) (?:said|got), claimed, guess(?:ed)?, falls, angenommen,
+    (?:initially|first|originally) (?:said|got), claimed, falls, angenommen,
     se, если, إذا, 如果, 假设, 若, もし, 만약""",
     behind=r"(?:\sthat)?(?:\s(?:the|my|our|this|final|correct|die|la|a))*[\s,]*$",
 )
@@ -87,8 +87,7 @@ OPEN = pattern(
     r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to, under, over,
     above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown, unclear, anything,
     everything, any of, one of, almost, nearly, different, unequal, exceed(?:s|ing)?, bounded, except, other than,
-    close to, exclude, any number, divisible by, (?:multiples?|factors?|powers?|divisors?|squares?|half) of, twice,
-    entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de,
+    close to, exclude, any number, entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de,
     menos de, au moins, au plus, peut-être, (?:supérieure?|inférieure?) à, plus de, moins de,
     mindestens, höchstens, zwischen, vielleicht, (?:größer|kleiner|mehr|weniger) als,
     pelo menos, no máximo, talvez, (?:maior|menor) (?:do )?que, mais de,
@@ -98,6 +97,7 @@ OPEN = pattern(
     至少, 至多, 大于, 小于, 或许, 可能, 在(?=\S*之间), 少なくとも, 多分, 최소, 적어도, 아마,
     lớn hơn, nhỏ hơn, ít nhất, nhiều nhất, en az, en fazla, कम से कम"""
 )
+OPERATED = pattern("divisible by, (?:multiples?|factors?|powers?|divisors?|squares?|half) of, twice")
 OPEN_BEHIND = re.compile(
     r"(?:\s+[^\W\d_]+){0,3}?[\s,;(]*(?:\b(?:alternatively|sorry|remainder|factorial|to\sthe\spower|(?:more|less|fewer)\sthan\s\W?\d|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
     r"|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer|higher|lower|greater|smaller|larger|above|below|over|under|up)"

@@ -153,7 +153,7 @@ def equal(gold: str, answer: str) -> bool:
         return gold.strip() == answer.strip()
     if same_words(gold, answer):
         return True
-    gold, answer = map(tidy, _without_labels(gold, answer))
+    gold, answer = tidy(_without_label(gold, answer)), tidy(_without_label(answer, gold))
     if spelling(gold) == spelling(answer) != "":
         return True
     try:
@@ -167,14 +167,13 @@ def same_words(gold: str, answer: str) -> bool:
     return max(len(gold), len(answer)) <= MAX_CHARACTERS and spelling(tidy(gold)) == spelling(tidy(answer)) != ""
 
 
-def _without_labels(gold: str, answer: str) -> tuple[str, str]:
-    """Without the letters of a choice, `(A) 5`, unless both have one or one of them is only the letter."""
-    mine, theirs = _LABELLED.match(gold), _LABELLED.match(answer)
-    if mine is not None and theirs is None:
-        return (mine[1] or mine[2]) if re.fullmatch(r"\W*[A-J]\W*", answer) else mine[3], answer
-    if theirs is not None and mine is None:
-        return gold, (theirs[1] or theirs[2]) if re.fullmatch(r"\W*[A-J]\W*", gold) else theirs[3]
-    return gold, answer
+def _without_label(text: str, other: str) -> str:
+    """Without the letter of a choice, `(A) 5`, or that letter alone if the other text is one. As it is if both have
+    one."""
+    labelled = _LABELLED.match(text)
+    if labelled is None or _LABELLED.match(other) is not None:
+        return text
+    return (labelled[1] or labelled[2]) if re.fullmatch(r"\W*[A-J]\W*", other) else labelled[3]
 
 
 def read_value(text: str) -> Value:

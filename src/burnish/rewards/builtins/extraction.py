@@ -82,9 +82,11 @@ _ATTACHED = (
     rf"(?<=[\d)}}\]])(?!(?:st|nd|rd|th|am|pm|{'|'.join(filter(str.isalpha, UNITS))})(?![A-Za-z]))"
     r"[A-Za-z]{2,3}(?![A-Za-z])"
 )
+_BEFORE_OPERATOR = (
+    rf"{_LETTERS}(?=(?:\s?[+*/=^_]\s?|\s-\s|-)(?![A-Za-z]{{3}})[\dA-Za-z({{\\])"  # not `es -5`, `dix-sept`
+)
 _PRODUCT_IN_TEXT = re.compile(
-    rf"\A{_LETTERS}\Z|{_ATTACHED}|(?:(?<=[+*/=^_(-])|(?<=[+*/=(-]\s)){_LETTERS}"
-    rf"|{_LETTERS}(?=\s?[+*/=^_-](?!\s?[A-Za-z]{{4}}))"
+    rf"\A{_LETTERS}\Z|{_ATTACHED}|(?:(?<=[+*/=^_(-])|(?<=[+*/=(-]\s)){_LETTERS}|{_BEFORE_OPERATOR}"
 )
 _PROSE = re.compile(
     rf"(?<![\\A-Za-z{{])(?!(?:{'|'.join(sorted(MATH_WORDS))}|[cmdk]m|kg|m[gLl]|[A-Z]{{2,3}})\b)[A-Za-z]{{2,}}|[^\x00-\x7fα-ωΑ-Ω\W\d_°²³¹⁰-⁹½¼¾]"
@@ -138,7 +140,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _PRODUCT = re.compile(rf"\s*{_LETTERS}(?!\s*[A-Za-z]{{3}})")
-_FIRST = re.compile(rf"{_LETTERS}(?=\s?[*/^_+=-]\s?[\dA-Za-z({{\\])")
+_FIRST = re.compile(_BEFORE_OPERATOR)
 _FACTOR = re.compile(rf"{_ATTACHED}(?<![A-Z][a-z])")
 _UPPER = re.compile(r"(?:(?<!\d)\s+)?(?:[A-Z]{2,4}|(?![bm]y|th|st|[nr]d)[b-df-hj-np-tv-z]{2,3})(?![A-Za-z])")
 # A single letter is a unit only behind a space: `5 m`, but not `5m`.
@@ -153,7 +155,7 @@ _NAMED = re.compile(r"(?:(?i:yes|no|true|false)|[A-Z][a-z]+)(?=[*_]*(?:\s*[,;(]|
 _EQUALS = re.compile(r".*(?:(?:which|that)\s+(?:is|equals)\s|=)(.*)")
 # A calculation whose result follows: `90% of 20 = 18`, `6 hours × $3/hour = $18`, `2x = 36, so x = 18`.
 _CALCULATED = re.compile(
-    r"\s*(?:[^\W\d_]+(?:/[^\W\d_]+)?\s)?(?:[-+×*÷/]|of)\s[^=,;:\n]*=|,?\s*(?:so|→|⇒|⟹)\s*[A-Za-z]\s*="
+    r"\s*(?:[^\W\d_]+(?:/[^\W\d_]+)?\s)?(?:[-+×*÷/]|of)\s(?=\(?[\d$\\.])[^=,;:\n]*=|,?\s*(?:so|→|⇒|⟹)\s*[A-Za-z]\s*="
 )
 _REASON = re.compile(
     r"(?i),(?=\s(?!or\b|and\b|maybe\b|perhaps\b))|,?\s+(?:because|since|as|in\s(?:all|total)|altogether|overall|left|remaining|of\s(?:them|those))\b"
@@ -393,6 +395,8 @@ def _in_words(sentence: str) -> Statement | None:
         return None
     if words.OPEN.search(before) or words.OPEN.match(sentence):
         return Statement(None)
+    if words.OPERATED.search(before):  # `half of 14, which is 7`
+        return in_sentence(which[1]) if (which := _EQUALS.match(sentence, first.end())) else Statement(None)
     found = _one(sentence, first.start(), len(sentence))
     if found is None:
         return Statement(_content(first) if first.re is _FORMULA else _number(first))

@@ -22,13 +22,8 @@ _COUNTS = {
 _LARGE = {"dozen": 12, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _HALF_OF = re.compile(r"half (?:of )?(?=an? )", re.IGNORECASE)
 _ORDINALS = ("half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-_PARTS = {
-    **{word: number for number, word in enumerate(_ORDINALS, 2)},
-    "fourth": 4,
-    "halves": 2,
-    "hundredth": 100,
-    "thousandth": 1000,
-}
+_PARTS = {word: number for number, word in enumerate(_ORDINALS, 2)}
+_PARTS |= {"fourth": 4, "halves": 2, "hundredth": 100, "thousandth": 1000}
 _ONES = "|".join(_UNDER_TWENTY.split()[1:10])
 _UNDER_100 = rf"(?:(?:{_TENS})(?:[\s-](?:{_ONES}))?|{'|'.join(_UNDER_TWENTY.split())})\b"
 _UNDER_1000 = rf"(?:(?:a|{_ONES})[\s-]hundred\b(?:\s(?:and\s)?{_UNDER_100})?|{_UNDER_100})"
