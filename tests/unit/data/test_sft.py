@@ -94,6 +94,7 @@ def test_generation_marks_say_the_same(load, new_tokenizer) -> None:
         ([USER, A1 | {"weight": 1}, USER, A2 | {"weight": 0}, USER, A1], "all_turns", ["one<|im_end|>"] * 2),
         ([USER, A1, USER, A2], "last_turn", ["two<|im_end|>"]),
         ([USER, A2], "last_turn", ["two<|im_end|>"]),
+        ([A1, USER, A2], "all_turns", ["one<|im_end|>", "two<|im_end|>"]),  # as in ShareGPT
     ],
 )
 def test_chosen_turns_are_trained_on(
