@@ -22,8 +22,6 @@ from burnish.cli.app import build_app
 from burnish.config import fields
 from burnish.config.fields import annotation_at
 from burnish.config.kinds import all_kinds
-from burnish.config.schema_data import DataSource
-from burnish.data.prompts import read_prompts
 from burnish.observability.metric_names import find_metric
 
 REPOSITORY = Path(__file__).parents[2]
@@ -67,8 +65,8 @@ def test_the_gold_check_from_python(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text('{"prompt": "1+1=", "answer": "#### 2"}\n{"prompt": "1+2=", "answer": "3"}\n')
     code = next(block for block in blocks_of((DOCS / "rewards.md").read_text(), "python") if "check_gold" in block)
-    names: dict[str, Any] = {"prompts": read_prompts([DataSource(path=str(data))])[0]}
-    exec(code, names)
+    names: dict[str, Any] = {}
+    exec(code.replace("train.jsonl", str(data)), names)
     assert (names["report"].checked, names["report"].failures) == (2, ())
 
 

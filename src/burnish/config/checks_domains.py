@@ -140,7 +140,7 @@ def _difficulty(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
         return
     bounds = stages(difficulty.keep)
     yield from _schedule(config, f"{field}.keep", bounds)
-    if difficulty.min_spread is None and set(bounds.values()) == {(0.0, 1.0)}:
+    if not {"keep", "min_spread"} & difficulty.model_fields_set:
         yield Problem(field, "leaves nothing out", f"set {field}.keep or .min_spread, or remove it")
     for low, high in bounds.values():
         if low > high:
