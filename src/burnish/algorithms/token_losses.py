@@ -1,4 +1,4 @@
-"""Losses per token besides those of a policy, which are aggregated like these: a critic's, and those of supervised
+"""Per-token losses other than the policy losses, aggregated in the same way: the critic's, and that of dynamic
 fine-tuning."""
 
 from __future__ import annotations

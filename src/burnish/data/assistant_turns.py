@@ -161,7 +161,7 @@ def _by_prefixes(
 
 def _turn_span(messages: Sequence[Message], turn: int, parts: Sequence[Part], whole: str, frame: TurnFrame) -> Span:
     """The characters of one assistant turn, from the end of the generation prompt to the end of the turn."""
-    # transformers refuses to write an empty conversation, as before a first turn of the assistant's
+    # transformers refuses to render an empty conversation, which is what precedes an opening assistant turn
     begin = _begin_of_turn(messages[:turn], whole, frame.template, frame.where) if turn else None
     after = frame.template.write(messages[: turn + 1], where=frame.where, add_generation_prompt=False)
     if begin is not None and whole.startswith(after) and len(after) > begin:

@@ -231,7 +231,7 @@ def _csv_header(path: Path, reader: Iterable[list[str]]) -> list[str]:
 def _refuse_repeats(where: str, names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(f"{where}: the header names {', '.join(twice)} twice", remedy="give each column its own name")
+        raise DataError(f"{where}: it names {', '.join(twice)} twice", remedy="give each column its own name")
 
 
 def _read_parquet(path: Path, max_bytes: int) -> Iterator[RawRow]:

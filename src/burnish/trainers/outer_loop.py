@@ -258,7 +258,7 @@ def restore(training: Training, checkpoint: Checkpoint) -> None:
             if name not in state:
                 raise CheckpointError(
                     f"{checkpoint.folder} is of a run that trained no {name}",
-                    remedy="do not fork it into a run that trains one: begin with its weights, model=RUN@STEP",
+                    remedy="a fork cannot add one: start a new run from its weights instead, model=RUN@STEP",
                 )
             learner.load_weights(checkpoint.folder / name)
             learner.load_training_state(state[name])

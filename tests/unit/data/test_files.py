@@ -69,6 +69,7 @@ def test_limit_reads_no_further(file) -> None:
 
 def test_a_parquet_row_is_plain_python(tmp_path: Path) -> None:
     import datetime
+    import decimal
 
     import pyarrow
     import pyarrow.parquet
@@ -78,6 +79,12 @@ def test_a_parquet_row_is_plain_python(tmp_path: Path) -> None:
     (read,) = values(tmp_path / "a.parquet")
     assert read == {"a": [{"b": 1.5}], "day": "2024-02-29", "raw": "ok", "gap": None, "none": None}
     json.dumps(read)
+    exact = [{"price": decimal.Decimal("0.1"), "id": decimal.Decimal(2**70), "sum": decimal.Decimal(f"{2**60}.25")}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(exact), tmp_path / "a.parquet")
+    assert values(tmp_path / "a.parquet") == [{"price": 0.1, "id": 2**70, "sum": f"{2**60}.25"}]
+    pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"]], names=["q", "q"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="names q twice"):
+        values(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,7 @@ def load(jsonl, chat_tokenizer):
         ({"prompt": [SYSTEM, USER], "completion": [ASSISTANT]}, "prompt_completion", [SYSTEM, USER], None, "rows"),
         ({"messages": [USER, ASSISTANT]}, "chat", [USER], None, "rows"),
         ({"conversations": [{"from": "human", "value": "Q"}]}, "chat", [USER], None, "rows"),
-        (
-            {"prompt": [USER], "data_source": "d", "reward_model": {"ground_truth": "A", "style": "rule"}},
-            "verl",
-            [USER],
-            "A",
-            "d",
-        ),
+        ({"prompt": [USER], "data_source": "d", "reward_model": {"ground_truth": "A"}}, "verl", [USER], "A", "d"),
         (
             {"prompt": "x", "messages": json.dumps([SYSTEM, USER]), "ground_truth": "A", "tag": "t", "domain": "no"},
             "roll",
@@ -83,6 +77,7 @@ def test_naming_one_column_leaves_the_rest_of_the_layout(load) -> None:
     loaded = load(verl, columns={"id": "n", "prompt": "ask"})
     (prompt,) = loaded.prompts
     assert (prompt.id, prompt.text, prompt.answer, prompt.domain) == ("rows:4", "R", "A", "d")
+    assert [one.answer for one in load(verl | {"reward_model": {"ground_truth": None}}, verl).prompts] == [None, "A"]
     roll = {"messages": json.dumps([USER]), "ground_truth": "A", "tag": "t", "level": "hard"}
     (prompt,) = load(roll, columns={"domain": "level"}).prompts
     assert (prompt.messages, prompt.answer, prompt.domain) == ((Message(**USER),), "A", "hard")

@@ -35,7 +35,7 @@ _SPOKEN_SIGN = re.compile(rf"(?<=\d) ({'|'.join(_SPOKEN)})\b(?! (?:as|more|that)
 _TIMES = re.compile(r"(?<=[\d%]) ?[xX] ?(?=\$?\.?\d)")
 _RATIO_IN_WORDS = re.compile(r"(\bratio\b[^\d.\n]{1,60})(\d+) to (\d+)", re.IGNORECASE)
 _EMPHASIS = re.compile(r"<(b|strong|em|i|u)>([^<>]*)</\1>|(?<![\w)*\\])\*\*(?=[^\s*])([^*\n]*[^\s*])\*\*(?![\w(*])")
-# A sign in front of the only item of a list is no minus, and a heading stands for a colon.
+# The marker of a list of one item is not a minus sign, and a heading acts as a colon.
 _BULLET = re.compile(
     r"^[ \t]*(?:[-=]{1,3}>|[•▪]|>(?=[^\n]*=))[ \t]*|(?<=:\n)\s*[-*+]\s+(?=[^\n]+(?!\s*\n\s*[-*+]\s)$)", re.MULTILINE
 )

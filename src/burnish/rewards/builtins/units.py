@@ -41,12 +41,8 @@ _WITH_PREFIXES = """
 """
 """Symbol, name, base unit, how many of it."""
 _DERIVED: dict[str, tuple[int | Fraction, dict[str, int]]] = {
-    **{
-        "m3": (1, {"m": 3}),
-        "m2": (1, {"m": 2}),
-        "N": (1000, {"g": 1, "m": 1, "s": -2}),
-        "J": (1000, {"g": 1, "m": 2, "s": -2}),
-    },
+    **{"m2": (1, {"m": 2}), "m3": (1, {"m": 3}), "N": (1000, {"g": 1, "m": 1, "s": -2})},
+    "J": (1000, {"g": 1, "m": 2, "s": -2}),
     **{"W": (1000, {"g": 1, "m": 2, "s": -3}), "Pa": (1000, {"g": 1, "m": -1, "s": -2}), "Hz": (1, {"s": -1})},
     **{"km/h": (Fraction(5, 18), {"m": 1, "s": -1}), "mi/h": (Fraction(1397, 3125), {"m": 1, "s": -1})},
 }
@@ -86,12 +82,9 @@ def _table() -> dict[str, tuple[str, Fraction]]:
 
 UNITS = _table()
 _SCALE_WORDS = {
-    **{
-        100: "hundred 百 백",
-        1000: "thousand thousands mil mille tausend тысяч тысячи тысяча 千 천",
-        10**12: "trillion",
-    },
-    **{12: "dozen", 10**4: "万 萬 만", 10**5: "lakh lakhs", 10**7: "crore crores", 10**8: "亿 億 억"},
+    **{12: "dozen", 100: "hundred 百 백", 10**4: "万 萬 만", 10**5: "lakh lakhs", 10**7: "crore crores"},
+    **{10**8: "亿 億 억", 10**12: "trillion"},
+    1000: "thousand thousands mil mille tausend тысяч тысячи тысяча 千 천",
     10**6: "million millions millón millones millionen milhões milhão milioni milione mio миллион миллиона миллионов",
     10**9: "billion billions milliard milliards milliarden mrd bn миллиард миллиарда миллиардов",
 }
