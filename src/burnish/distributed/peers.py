@@ -13,7 +13,6 @@ import pickle
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack
@@ -27,7 +26,7 @@ from burnish.distributed.server import STOP, Named
 from burnish.distributed.weight_transfer import SealedWeights
 from burnish.errors import BurnishError
 from burnish.forward.team import PeerFailedError
-from burnish.observability.timeline import WorkSpan
+from burnish.observability.timeline import WorkSpan, WorkSpans
 from burnish.outside.supervise import Closing
 from burnish.types import Metric, Rollout, RolloutRequest
 
@@ -41,7 +40,6 @@ END_SECONDS = 10.0
 """For releasing the roles at the end."""
 
 _LOOK_SECONDS = 0.5
-_MOST_SPANS = 1_000
 AGAIN = "start the run again: it continues from its newest checkpoint"
 _ENDED = f"{AGAIN}; a SIGKILL usually means that memory ran out"
 _BUSY = (
@@ -240,19 +238,19 @@ class Peer(Closing, ABC):
         return None
 
     @cached_property
-    def _spans(self) -> deque[WorkSpan]:
-        """Answered requests since `take_spans` was called last."""
-        return deque(maxlen=_MOST_SPANS)
+    def _spans(self) -> WorkSpans:
+        """Answered requests."""
+        return WorkSpans()
 
     def _note_span(self) -> None:
         if self._asked is not None:
             work, since = self._asked
-            self._spans.append(WorkSpan(self.name, work, since, time.monotonic()))
+            self._spans.add(self.name, work, since)
         self._asked = None
 
     def take_spans(self) -> Sequence[WorkSpan]:
         """See `WorkingProcess`."""
-        return [self._spans.popleft() for _ in range(len(self._spans))]  # another thread may append meanwhile
+        return self._spans.take()
 
     @property
     def idle_seconds(self) -> float:

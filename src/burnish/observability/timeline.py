@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -14,6 +15,8 @@ from typing import NamedTuple, Protocol
 from burnish.observability.atomic import disk_errors, write_text_atomically
 
 _FILE = "timeline.jsonl"
+_MOST_SPANS = 10_000
+_PAUSE_SECONDS = 1e-3
 MAIN = "run"
 """Name of the main process."""
 
@@ -25,6 +28,30 @@ class WorkSpan(NamedTuple):
     work: str
     began: float
     ended: float
+
+
+class WorkSpans:
+    """Work that was done, until it is taken; the oldest goes if nobody takes it. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._spans: deque[WorkSpan] = deque(maxlen=_MOST_SPANS)
+
+    def add(self, process: str, work: str, began: float) -> None:
+        """Add work that has just ended."""
+        self._spans.append(WorkSpan(process, work, began, time.monotonic()))
+
+    def take(self) -> Sequence[WorkSpan]:
+        """Return, and forget, the work; a process's spans of the same work without a pause are one."""
+        taken: list[WorkSpan] = []
+        newest: dict[tuple[str, str], int] = {}
+        for span in [self._spans.popleft() for _ in range(len(self._spans))]:  # another thread may add meanwhile
+            place = newest.get(span[:2])
+            if place is None or span.began - taken[place].ended > _PAUSE_SECONDS:
+                newest[span[:2]] = len(taken)
+                taken.append(span)
+            else:
+                taken[place] = taken[place]._replace(ended=span.ended)
+        return taken
 
 
 class WorkingProcess(Protocol):
@@ -51,11 +78,20 @@ def nobody() -> tuple[WorkingProcess, ...]:
 
 
 class TimelineRecorder:
-    """Collects a step's spans, and writes them as seconds since 1970. A resumed run loses the lines after its step."""
+    """Collects a step's spans, and writes them as seconds since 1970. A resumed run loses the lines after its step.
+    scoring: the work of the processes that score."""
 
-    def __init__(self, run_dir: Path, processes: Processes = nobody, *, resume_step: int | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        processes: Processes = nobody,
+        scoring: WorkSpans | None = None,
+        *,
+        resume_step: int | None = None,
+    ) -> None:
         self._file = file = run_dir / _FILE
         self._processes = processes
+        self._scoring = scoring or WorkSpans()
         self._epoch = time.time() - time.monotonic()
         self._spans: list[WorkSpan] = []
         self._phase, self._since = "", 0.0
@@ -72,7 +108,8 @@ class TimelineRecorder:
 
     def write(self, step: int) -> None:
         """Append what was done since the last line."""
-        spans = [*self._spans, *(span for process in self._processes() for span in process.take_spans())]
+        others = (span for process in self._processes() for span in process.take_spans())
+        spans = [*self._spans, *others, *self._scoring.take()]
         self._spans = []
         rows = [[*span[:2], *(round(self._epoch + moment, 4) for moment in span[2:])] for span in spans]
         with disk_errors(f"write {self._file}", self._file.parent), self._file.open("a", encoding="utf-8") as file:

@@ -19,6 +19,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 
 from burnish.errors import ConfigError, RewardError
+from burnish.observability.timeline import WorkSpans
 from burnish.outside.frames import GarbledError
 from burnish.outside.plugins import describe_exit
 from burnish.outside.user_processes import worker_environment
@@ -57,6 +58,7 @@ class _Worker:
     """One process and its current task. `deadline` is a time of the monotonic clock; None if idle."""
 
     process: WorkerProcess
+    name: str
     group: _Group
     deadline: float | None
     ready: bool = False
@@ -83,6 +85,7 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._signatures: dict[int, Signature] = {}
         self._seconds = [0.0] * len(self._specs)  # busy time per reward
+        self.spans = WorkSpans()
         self._numbers = itertools.count(1)  # of tasks that workers are given
         self._ages = itertools.count(BEFORE_ALL + 1)  # of tasks that are queued
         self._outcomes: Outcomes = {}
@@ -157,7 +160,9 @@ class WorkerPool:
 
     def _start(self, group: _Group) -> None:
         process = self._context.run(WorkerProcess, group.rewards, group.environment)
-        self._workers.append(_Worker(process, group, deadline=time.monotonic() + self._start_seconds))
+        taken = {worker.name for worker in self._workers}
+        name = next(name for number in itertools.count() if (name := f"reward worker {number}") not in taken)
+        self._workers.append(_Worker(process, name, group, deadline=time.monotonic() + self._start_seconds))
 
     def _assign(self) -> None:
         """Give idle workers the oldest tasks that may run now, and start workers for the rest of these."""
@@ -268,7 +273,7 @@ class WorkerPool:
                 if not self._awaits(worker.task.reward):  # the next response gets the full limit
                     worker.deadline = time.monotonic() + self._limit(worker.task)
             case Idle(task) if task == worker.number and worker.task is not None and not worker.waiting:
-                self._seconds[worker.task.reward] += time.monotonic() - worker.since
+                self._note_work(worker, worker.task)
                 worker.task, worker.deadline = None, None
             case Ready(signatures) if not worker.ready and list(signatures) == [i for i, _ in worker.group.rewards]:
                 self._signatures.update(signatures)
@@ -280,6 +285,10 @@ class WorkerPool:
                 raise RewardError(text, remedy=remedy)
             case _:
                 raise GarbledError(f"{answer!r:.80}, which it was not asked for,")
+
+    def _note_work(self, worker: _Worker, task: Task) -> None:
+        self._seconds[task.reward] += time.monotonic() - worker.since
+        self.spans.add(worker.name, self._specs[task.reward].label, worker.since)
 
     def _expire(self, worker: _Worker) -> None:
         self._workers.remove(worker)
@@ -309,7 +318,7 @@ class WorkerPool:
         """Give the response that was running the outcome `lost`, and queue the others again."""
         task, waiting = worker.task, list(worker.waiting)
         assert task is not None
-        self._seconds[task.reward] += time.monotonic() - worker.since
+        self._note_work(worker, task)
         if self._signatures[task.reward].batched:
             guilty, rest = waiting, []
         elif self._awaits(task.reward) and len(waiting) > 1:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, OutageError, RewardError
+from burnish.observability.timeline import WorkSpans
 from burnish.outside.supervise import Closing
 from burnish.rewards.calling import RewardCaller, TracebackInWorkerError, failed
 from burnish.rewards.combining import (
@@ -113,6 +114,11 @@ class ProcessRewardScorer(Closing):
     def token_labels(self) -> tuple[str, ...]:
         """The rewards that read the tokens of a response, so its text alone is not enough."""
         return tuple(reward.spec.label for reward in self._rewards if reward.signature.reads_tokens)
+
+    @property
+    def worker_spans(self) -> WorkSpans:
+        """What the workers do when."""
+        return self._pool.spans
 
     @property
     def worker_pids(self) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from burnish.errors import BurnishError
-from burnish.observability.timeline import TimelineRecorder, WorkSpan, read_spans
+from burnish.observability.timeline import TimelineRecorder, WorkSpan, WorkSpans, read_spans
 
 
 @dataclass
@@ -43,6 +43,19 @@ def test_phases_and_the_work_of_others_are_written_once_with_the_step(tmp_path: 
     assert before - 0.01 <= generate.began <= generate.ended == update.began <= update.ended <= time.time() + 0.01
     assert theirs.ended - theirs.began == pytest.approx(2, abs=1e-3)
     assert list(read_spans(tmp_path, 2, 9)) == [2]
+
+
+def test_work_that_goes_on_without_a_pause_is_one_span(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans, ends = WorkSpans(), iter([2.0, 3.0, 4.0, 6.0])
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "monotonic", lambda: next(ends))
+        for process, began in ((0, 1.0), (1, 1.0), (0, 2.0005), (0, 4.5)):
+            spans.add(f"reward worker {process}", "math", began)
+    TimelineRecorder(tmp_path, scoring=spans).write(1)
+    found = read_spans(tmp_path, 1, 1)[1]
+    assert [span.process[-1] for span in found] == ["0", "1", "0"]
+    assert [round(span.ended - span.began, 3) for span in found] == [3.0, 2.0, 1.5]
+    assert not spans.take()
 
 
 def test_a_resumed_run_keeps_what_came_before_and_no_torn_line(tmp_path: Path) -> None:
