@@ -24,6 +24,7 @@ from burnish.config.names import IN_MEMORY, MODEL_REWARD, PUZZLES
 from burnish.config.schema import RewardConfig
 from burnish.config.schema_data import DataSource
 from burnish.errors import CheckpointError, ConfigError, DataError
+from burnish.models.tokenizers import save_tokenizer
 from burnish.observability.atomic import write_text_atomically
 from burnish.rewards.constructors import FunctionReward, name_of
 from burnish.types import Json, Tokenizer
@@ -216,7 +217,7 @@ def _write_into(folder: Path, inputs: Inputs) -> None:
         table.to_parquet(folder / name)
     for name, (model, tokenizer) in inputs.models.items():
         model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        save_tokenizer(tokenizer, folder / name)
     for name, function in inputs.functions.items():
         file = folder / function_file(name)
         file.parent.mkdir(exist_ok=True)

@@ -16,6 +16,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter, merged_weights
 from burnish.models.optimizers import WIDE_TYPES, OptimizerSettings
 from burnish.models.sharded_optimizer import FullyShardedOptimizer
+from burnish.models.tokenizers import save_tokenizer
 from burnish.types import PreTrainedModel
 
 Cut = Callable[..., nn.Module]
@@ -102,6 +103,6 @@ def save_model(
         cut.save(folder, state)
     else:
         return
-    loaded.tokenizer.save_pretrained(folder)
+    save_tokenizer(loaded.tokenizer, folder)
     if adapter is not None:
         adapter.save(folder / "adapter", of_adapter)

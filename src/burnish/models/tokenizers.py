@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from burnish.models.folders import nearest_folder_hint, resolve_source
 from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids
 from burnish.outside.reading import file_problem, reading
 from burnish.types import Tokenizer
+
+_SENTENCEPIECE = "tokenizer.model"
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
@@ -57,6 +60,15 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
         tokenizer.chat_template = chat_template_for(tokenizer, config.chat_template)
     _check_templates(tokenizer, path, replaced=config.chat_template is not None)
     return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a tokenizer, with the SentencePiece model that it was made from if its folder has one: Transformers leaves
+    that file out, and without it converters to GGUF cut words in other places."""
+    tokenizer.save_pretrained(folder)
+    file = Path(tokenizer.name_or_path) / _SENTENCEPIECE
+    if file.is_file() and not (folder / _SENTENCEPIECE).exists():
+        shutil.copyfile(file, folder / _SENTENCEPIECE)
 
 
 def _stands_in_its_file(folder: Path) -> bool:

@@ -14,7 +14,13 @@ from burnish.machine.device import resolve_device
 from burnish.models import loading
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import align_weights, load_model
-from burnish.models.tokenizers import chat_template_for, choose_pad_token_id, eos_token_ids, load_tokenizer
+from burnish.models.tokenizers import (
+    chat_template_for,
+    choose_pad_token_id,
+    eos_token_ids,
+    load_tokenizer,
+    save_tokenizer,
+)
 from burnish.models.weight_checks import check_declared_sizes, check_quantization
 from burnish.planning.model_facts import facts_of
 
@@ -201,6 +207,16 @@ def test_tokenizer_beside_the_model(copy_of_model, tmp_path):
     character_tokenizer("xyz", eos="E", pad="P").save_pretrained(tmp_path / "other")
     config = ModelConfig(path=str(copy_of_model), tokenizer=str(tmp_path / "other"))
     assert load_tokenizer(config)("zx")["input_ids"] == [4, 2]
+
+
+def test_a_saved_tokenizer_keeps_its_sentencepiece_model(copy_of_model, tmp_path):
+    """Transformers leaves it out; llama.cpp's converter reads from it the order in which letters are joined."""
+    (copy_of_model / "tokenizer.model").write_bytes(b"pieces")
+    for folder in (tmp_path / "first", tmp_path / "second"):  # of the model, and of its first copy
+        save_tokenizer(load_tokenizer(ModelConfig(path=str(copy_of_model))), folder)
+        assert (folder / "tokenizer.model").read_bytes() == b"pieces"
+        assert load_tokenizer(ModelConfig(path=str(folder)))("12")["input_ids"]
+        copy_of_model = folder
 
 
 def test_chat_template_inline_or_file(copy_of_model, tmp_path):
