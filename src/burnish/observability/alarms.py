@@ -27,7 +27,7 @@ class Alarm:
     step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Detector:
     """Fires when `trips` holds in `patience` rows in a row. A row without the metric neither counts nor resets.
 
@@ -36,7 +36,7 @@ class Detector:
 
     name: str
     metric: str
-    trips: Callable[[float, float | None, Row], bool]
+    trips: Callable[[float, float | None, Row], bool] = lambda value, start, row: value > 0
     message: str
     """May have `{value}`, `{start}` and `{row[NAME]}`, which is 0 for a metric that the row does not have."""
     knob: str
@@ -156,7 +156,6 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="KL clamped",
         metric="kl/clamped_fraction",
-        trips=lambda fraction, start, row: fraction > 0,
         message="{value:.2g} of the tokens are more than 20 nats from the reference: there k3 no longer changes and "
         "has no gradient, so the KL does not pull back the tokens that have drifted furthest",
         knob="algorithm.kl_estimator: k2 (in the loss also k3+); algorithm.kl_coef up; optimization.learning_rate down",
@@ -165,7 +164,6 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="ratio clamped",
         metric="policy/ratio_clamped_fraction",
-        trips=lambda fraction, start, row: fraction > 0,
         message="{value:.2g} of the tokens moved more than 20 nats within the updates of one step: their ratio is held "
         "at the limit, without a gradient",
         knob="optimization.learning_rate, optimization.epochs or optimization.max_grad_norm down, "
@@ -174,7 +172,6 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="reward failures",
         metric="reward/failed_fraction",
-        trips=lambda fraction, start, row: fraction > 0,
         message="{value:.1%} of the responses could not be scored; the run stops past scoring.max_failure_fraction",
         knob="status and status_detail in the recorded rollouts say why; timeout_seconds of the reward, "
         "scoring.on_failure",
@@ -183,7 +180,6 @@ DETECTORS: tuple[Detector, ...] = (
         name="engine restarted",
         metric="rollout/engine_restarts",
         also="eval/rollout/engine_restarts",
-        trips=lambda restarts, start, row: restarts > 0,
         message="the process that samples died or did not answer, and was started again with the same weights: the "
         "step is whole, but took longer",
         knob="vllm.log in the run's folder says how it ended; killed by SIGKILL is mostly too little memory: "
@@ -213,7 +209,6 @@ DETECTORS: tuple[Detector, ...] = (
         name="tools restarted",
         metric="conversation/restarts",
         also="eval/conversation/restarts",
-        trips=lambda restarts, start, row: restarts > 0,
         message="the process that starts tools and environments had ended and was started again: the conversations of "
         "that moment are lost",
         knob="what tools and environments print says how it ended; killed by SIGKILL is mostly too little memory: "
