@@ -7,7 +7,6 @@ from the files, so whoever removes it loses nothing.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sqlite3
 import threading
@@ -18,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from burnish.board.samples import reading_recorded
 from burnish.observability.atomic import PRIVATE
-from burnish.observability.recorder import RecordedLine, num_sampled, recorded_files
+from burnish.observability.recorder import RecordedLine, num_sampled, recorded_files, rollout_of
 
 FOLDER = "board"
 _FILE = "index.sqlite"
@@ -104,7 +103,7 @@ class RolloutIndex:
             return []
         path = self._path(entries[0].kind, entries[0].step)
         with reading_recorded(path), path.open("rb") as file:
-            return [json.loads(os.pread(file.fileno(), entry.length, entry.offset)) for entry in entries]
+            return [rollout_of(os.pread(file.fileno(), entry.length, entry.offset)) for entry in entries]
 
     def close(self) -> None:
         """Close the file of the index."""
@@ -197,7 +196,7 @@ def _entries(kind: Kind, step: int, path: Path) -> Iterator[IndexEntry]:
     offset = 0
     with reading_recorded(path), path.open("rb") as file:
         for line in file:
-            yield _entry(kind, step, offset, len(line), json.loads(line))
+            yield _entry(kind, step, offset, len(line), rollout_of(line))
             offset += len(line)
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Literal, TypedDict
 
 from burnish.board.index import IndexEntry, Kind, RolloutIndex
-from burnish.board.samples import Group, grouped
+from burnish.board.samples import Group, shown_group
 from burnish.errors import DataError
 from burnish.observability.recorder import RecordedLine
 from burnish.observability.scored_pairs import PairRule, pairs_of_run
@@ -120,7 +120,7 @@ def group_page(
     lines = index.lines(members[first : first + PAGE])
     if not lines:
         return None
-    return {"group": grouped(lines)[0], "first": first, "total": len(members)}
+    return {"group": shown_group(lines), "first": first, "total": len(members)}
 
 
 def sightings(index: RolloutIndex, kind: Kind, prompt_id: str) -> list[Sighting]:

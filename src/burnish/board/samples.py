@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, get_args
 
@@ -106,8 +107,8 @@ def sample_rollouts(folder: Path, limits: PageLimits) -> Samples:
     dropped_prompts, dropped_responses = 0, 0
     for step, path in chosen:
         with reading_recorded(path):
-            groups = grouped(each_rollout(path))
-        kept = _fit(groups, limits, limits.total_bytes // len(chosen))
+            groups = lines_by_group(each_rollout(path))
+            kept = _fit(groups, limits, limits.total_bytes // len(chosen))
         dropped_prompts += len(groups) - len(kept)
         dropped_responses += sum(group["left_out"] for group in kept)
         shown.append({"kind": path.name.split("-")[0], "step": step, "groups": kept})
@@ -115,25 +116,31 @@ def sample_rollouts(folder: Path, limits: PageLimits) -> Samples:
     return {"files": shown, "note": note}
 
 
-def grouped(lines: Iterable[RecordedLine]) -> list[Group]:
+def lines_by_group(lines: Iterable[RecordedLine]) -> list[list[RecordedLine]]:
     """Gather recorded responses by group, in their order."""
-    groups: dict[int, Group] = {}
+    groups: dict[int, list[RecordedLine]] = {}
     for line in lines:
-        fresh: Group = {
-            "id": line["prompt_id"],
-            "prompt": line["prompt"],
-            "answer": None if line["answer"] is None else str(line["answer"]),
-            "domain": line["domain"],
-            "left_out": 0,
-            "responses": [],
-        }
-        group = groups.setdefault(line["group_id"], fresh)
-        group["responses"].append(_compact(line))
+        groups.setdefault(line["group_id"], []).append(line)
+    return list(groups.values())
+
+
+def shown_group(lines: Sequence[RecordedLine], *, left_out: int = 0) -> Group:
+    """What the page shows of a group's responses."""
+    first = lines[0]
+    group: Group = {
+        "id": first["prompt_id"],
+        "prompt": first["prompt"],
+        "answer": None if first["answer"] is None else str(first["answer"]),
+        "domain": first["domain"],
+        "left_out": left_out,
+        "responses": [_compact(line) for line in lines],
+    }
+    for line, response in zip(lines, group["responses"], strict=True):
         if "prompt_text" in line:
             seen = shortened(line["prompt_text"])
             if group.setdefault("seen", seen) != seen:
-                group["responses"][-1]["seen"] = seen
-    return list(groups.values())
+                response["seen"] = seen
+    return group
 
 
 @contextmanager
@@ -212,15 +219,21 @@ def _gap(old: float | str, sampled: float | str) -> float | None:
     return None if isinstance(old, str) or isinstance(sampled, str) else _short(old - sampled, 3)
 
 
-def _fit(groups: list[Group], limits: PageLimits, budget: int) -> list[Group]:
+def _fit(groups: Sequence[Sequence[RecordedLine]], limits: PageLimits, budget: int) -> list[Group]:
     """Pick groups evenly within the budget. If even one group is too large, it gets fewer responses."""
-    groups = [_fewer(group, limits.responses_per_prompt) for group in groups]
-    sizes = [_size(group) for group in groups]
+
+    @cache
+    def shown(number: int) -> tuple[Group, int]:
+        lines = groups[number]
+        picked = evenly(lines, limits.responses_per_prompt)
+        group = shown_group(picked, left_out=len(lines) - len(picked))
+        return group, _size(group)
+
     for count in range(min(len(groups), limits.prompts_per_step), 0, -1):
-        picked = evenly(range(len(groups)), count)
-        if sum(sizes[i] for i in picked) <= budget:
-            return [groups[i] for i in picked]
-    return [_shrink(groups[0], budget)] if groups else []
+        picked = [shown(number) for number in evenly(range(len(groups)), count)]
+        if sum(size for _, size in picked) <= budget:
+            return [group for group, _ in picked]
+    return [_shrink(shown(0)[0], budget)] if groups else []
 
 
 def _shrink(group: Group, budget: int) -> Group:

