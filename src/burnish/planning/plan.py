@@ -118,7 +118,7 @@ def plan_of_passes(
     else:
         steps, reasons = config.steps, ("steps", because[1])
     of_steps = PlanLine("whole run", "optimizer steps", count_in_words(steps), reasons[0])
-    of_passes = PlanLine("whole run", "passes over the data", number_in_words(passes), reasons[1])
+    of_passes = PlanLine("whole run", "passes over the data", count_in_words(passes, 2), reasons[1])
     warnings = tuple(context_warning(config.longest_text, "max_tokens", facts))
     return Plan(steps, steps, passes, tuple(models), (*lines, of_steps, of_passes), warnings)
 
@@ -167,11 +167,6 @@ def context_warning(longest: int, words: str, facts: ModelFacts | None) -> Itera
         yield f"{words} is {longest:,}, but the model's context holds {facts.context_tokens:,} tokens"
 
 
-def count_in_words(number: int | None) -> str:
-    """`12,345`, or `unknown`."""
-    return "unknown" if number is None else f"{number:,}"
-
-
-def number_in_words(number: float | None) -> str:
-    """`1.50`, or `unknown`."""
-    return "unknown" if number is None else f"{number:,.2f}"
+def count_in_words(number: float | None, decimals: int = 0) -> str:
+    """`12,345`, or `1.50` with two decimals, or `unknown`."""
+    return "unknown" if number is None else f"{number:,.{decimals}f}"

@@ -18,7 +18,6 @@ from burnish.planning.plan import (
     Preview,
     context_warning,
     count_in_words,
-    number_in_words,
 )
 from burnish.planning.timing import ALLOWED, Lengths, PhaseTime, StepTimes, forward_operations
 
@@ -132,7 +131,7 @@ def _sampling_lines(config: RlConfig, num_prompts: int | None, passes: float | N
     because = f"{whole:,} prompts drawn / {count_in_words(num_prompts)} in data.train"
     if config.data.query is not None:
         because += ", including those without a query (data.query)"
-    yield PlanLine("whole run", "passes over the data", number_in_words(passes), because)
+    yield PlanLine("whole run", "passes over the data", count_in_words(passes, 2), because)
 
 
 def _domain_lines(config: RlConfig) -> Iterator[PlanLine]:

@@ -67,11 +67,6 @@ def plan_distill(config: DistillConfig, data: Preview = NOTHING_KNOWN, facts: Mo
     return replace(plan, models=(*plan.models, ModelRole("teacher", because)), lines=lines, warnings=warnings)
 
 
-def is_cached(config: DistillConfig) -> bool:
-    """Return whether `teacher.cache` is complete. The run itself compares teacher and texts."""
-    return config.teacher.cache is not None and Path(config.teacher.cache, COMPLETE).expanduser().exists()
-
-
 class DistillTable(SftTable):
     """A policy and its teacher, whole in each trainer, and keys and values of the responses that it samples."""
 
@@ -100,7 +95,8 @@ class DistillTable(SftTable):
         """Keys and values of as many responses as are sampled at once, or the teacher while it fills its cache."""
         if self.config.sampled_share:
             yield self.cache(SAMPLED_ROWS, self.config.max_tokens)
-        elif self.config.teacher.cache is not None and not is_cached(self.config):
+        # Whether a complete cache is of this teacher and these texts, the run itself finds out.
+        elif (folder := self.config.teacher.cache) is not None and not Path(folder, COMPLETE).expanduser().exists():
             yield from self._teacher("teacher")
 
     def of_loop(self) -> Iterator[MemoryItem]:

@@ -55,11 +55,6 @@ class PlayedStep:
     waited: float
     """Time for which the trainers were idle before the step."""
 
-    @property
-    def tail_wait(self) -> float:
-        """Part of the wait that was for the last 5 % of the responses."""
-        return min(self.waited, self.ready - self.nearly_ready)
-
 
 @dataclass(frozen=True, slots=True)
 class Timeline:

@@ -57,10 +57,6 @@ class Workplace:
             return None
         return self.checkpoint.step - (read_pending(self.checkpoint.folder) is not None)
 
-    def has_steps_to_make(self, total_steps: int) -> bool:
-        """Return whether anything is left to do: a step, or the rest of one that an error interrupted."""
-        return self.written_step is None or self.written_step < total_steps
-
     def check(self) -> None:
         """Raise CheckpointError if the folder is not the one that was locked. To be called before writing. Removed
         files that can be written again are rewritten, and this is reported."""

@@ -34,7 +34,7 @@ from burnish.models.reward_learner import RewardLearner
 from burnish.models.roles import Learner, Objective, Policy
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
-from burnish.observability.metrics import MetricStore, mean
+from burnish.observability.metrics import MetricStore, mean, total
 from burnish.rollouts.noise import sample_key
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, beginning, check_warmup, trained_on
@@ -43,7 +43,7 @@ from burnish.trainers.rl.batching import padded
 from burnish.trainers.rl.objective import LikelihoodObjective
 from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import Metric, Reduction, Tokenizer
+from burnish.types import Tokenizer
 
 OpenedPolicy = AbstractContextManager[OpenedModel[Policy]]
 LocalT = TypeVar("LocalT", LocalPolicy, RewardLearner)
@@ -88,8 +88,6 @@ class SftRun(Training):
     heldout: SftSet | None
     schedule: Schedule
     loaded: LoadedModel
-    last_position: int | None
-    """Draws after which the run ends (a number of passes); None if it ends after a number of steps."""
     objective: LikelihoodObjective
 
     def learners(self) -> dict[str, Learner]:
@@ -98,13 +96,13 @@ class SftRun(Training):
     def train_step(self) -> dict[str, float]:
         """One optimizer step on whole examples."""
         progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.phase)
-        examples, position = self.schedule.batch_at(progress.position, self.last_position)
+        end = None if self.config.steps else self.config.optimization.epochs * len(self.train)
+        examples, position = self.schedule.batch_at(progress.position, end)
         batch, objective = self.lesson([self.train.examples[i] for i in examples], metrics, stopwatch)
         with stopwatch.phase("update"), keeping_batch(Path(self.config.output), progress.step + 1, batch):
             metrics.merge(self.policy.update(batch, objective).metrics)
         tokens = int(batch.prompt_lengths.sum() + batch.response_lengths.sum())
-        metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
-        metrics.add("train/examples", Metric(Reduction.SUM, len(batch)))
+        metrics.merge({"train/tokens": total(tokens), "train/examples": total(len(batch))})
         return trained_on(tokens, progress, position, metrics, stopwatch)
 
     def lesson(
@@ -292,7 +290,6 @@ def open_sft_run(
             loaded=loaded,
             journal=begun.journal(total_steps),
             store=begun.workplace.store,
-            last_position=None if config.steps else config.optimization.epochs * len(train),
             objective=LikelihoodObjective(dynamic=config.token_loss == "dft"),
             saved=SavedPolicy(config.model, loaded, policy, response_ends(train.last_tokens(), loaded.tokenizer)),
         )

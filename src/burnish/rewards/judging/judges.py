@@ -41,11 +41,6 @@ class Bench:
     def is_pairwise(self) -> bool:
         return self.judge.options.form == "pairwise"
 
-    @property
-    def judges_alone(self) -> bool:
-        """True if a response can be judged before the others of its group, and without slowing down their sampling."""
-        return not self.is_pairwise and self.judge.options.url is not None
-
 
 class Judges:
     """The rewards `judge` of a run. Use it from one thread at a time. Requests run on the event loop of another thread,
@@ -75,7 +70,7 @@ class Judges:
     def begin_early(self, label: str, items: Sequence[Item]) -> None:
         """Ask about these responses now, while others are still being sampled, if this judge does not compare them."""
         bench = self._benches[label]
-        if bench.judges_alone:
+        if not bench.is_pairwise and bench.judge.options.url is not None:  # a local judge would slow down sampling
             for item, future in zip(items, self._begin(bench, [[item] for item in items]), strict=True):
                 self._early[label, item[1].key] = (item[1], future)
 

@@ -55,8 +55,6 @@ class PreferRun(Training):
     reference: KeptReference | None
     length_rule: LengthRule | None
     pad_token_id: int
-    last_position: int | None
-    """Draws after which the run ends (a number of passes); None if it ends after a number of steps."""
 
     def learners(self) -> dict[str, Learner]:
         return {WEIGHTS_FOLDER: self.policy}
@@ -65,8 +63,8 @@ class PreferRun(Training):
         """One optimizer step on whole comparisons."""
         progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.phase)
         count = self.config.optimization.comparisons_per_batch
-        if self.last_position is not None:
-            count = min(count, self.last_position - progress.position)
+        if not self.config.steps:  # it ends after a number of passes
+            count = min(count, self.config.optimization.epochs * len(self.train) - progress.position)
         drawn = self.sampler.take(count, progress.position)
         responses = responses_of([self.train[index] for index in drawn])
         in_pairs = not self.objective.rates_responses
@@ -155,7 +153,6 @@ def open_prefer_run(
             length_rule=length_rule(train) if are_pairs(train.examples) else None,
             pad_token_id=loaded.pad_token_id,
             total_steps=total_steps,
-            last_position=None if config.steps else config.optimization.epochs * len(train),
             journal=begun.journal(total_steps),
             store=begun.workplace.store,
             saved=SavedPolicy(config.model, loaded, policy, response_ends(train.last_tokens(), loaded.tokenizer)),

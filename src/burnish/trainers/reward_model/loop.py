@@ -34,7 +34,7 @@ from burnish.models.reward_model import PromptResponse, Readout, new_reward_mode
 from burnish.models.roles import Learner, ObjectiveValue
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
-from burnish.observability.metrics import MetricStore
+from burnish.observability.metrics import MetricStore, total
 from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, beginning, check_warmup, trained_on
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, check_measured, measured_pairs
@@ -100,8 +100,6 @@ class RmRun(Training):
     objective: PreferenceLoss
     length_rule: LengthRule
     measure: Measure | None
-    last_position: int | None
-    """Draws after which the run ends (a number of passes); None if it ends after a number of steps."""
 
     def learners(self) -> dict[str, Learner]:
         return {WEIGHTS_FOLDER: self.learner}
@@ -115,14 +113,13 @@ class RmRun(Training):
         """One optimizer step on whole comparisons."""
         progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.phase)
         count = self.config.optimization.comparisons_per_batch
-        if self.last_position is not None:
-            count = min(count, self.last_position - progress.position)
+        if not self.config.steps:  # it ends after a number of passes
+            count = min(count, self.config.optimization.epochs * len(self.train) - progress.position)
         batch = [self.train[index] for index in self.sampler.take(count, progress.position)]
         with stopwatch.phase("update"):
             metrics.merge(self.learner.update(batch, self.objective))
         tokens = sum(len(prompt) + len(response) for comparison in batch for prompt, response in comparison.pairs())
-        metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
-        metrics.add("train/comparisons", Metric(Reduction.SUM, count))
+        metrics.merge({"train/tokens": total(tokens), "train/comparisons": total(count)})
         return trained_on(tokens, progress, progress.position + count, metrics, stopwatch)
 
     def after_last_step(self, pending: Pending) -> bool:
@@ -221,7 +218,6 @@ def open_rm_run(
             length_rule=length_rule(train),
             measure=_measure(config, loaded, begun.paths, train, console),
             total_steps=total_steps,
-            last_position=None if config.steps else config.optimization.epochs * len(train),
             journal=begun.journal(total_steps),
             store=begun.workplace.store,
         )

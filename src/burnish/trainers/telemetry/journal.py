@@ -83,7 +83,7 @@ def open_journal(
     keeps the configuration it was made with.
     """
     resume_step = workplace.resume_step
-    if workplace.has_steps_to_make(total_steps):
+    if workplace.written_step is None or workplace.written_step < total_steps:
         RunDirectory(workplace.path).begin(config, accepted=workplace.accepted)
     else:
         finished = f"{workplace.path} is finished at step {resume_step} ({total_steps} asked for), nothing to do"
