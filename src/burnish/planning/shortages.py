@@ -12,6 +12,9 @@ from burnish.planning.memory import bytes_in_words, peak_bytes
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.processes import PlannedProcess, needs_of_gpus, needs_of_nodes, on_this_machine
 
+_NAMED = 3
+"""Processes that a refusal lists, the largest."""
+
 
 def refuse_impossible(
     config: RunConfig, seats: Sequence[PlannedProcess], machine: Machine, facts: ModelFacts | None = None
@@ -38,7 +41,10 @@ def refuse_impossible(
         _refuse_gpus(config, machine)
     needed = sum(peak_bytes(seat.host, certain=True) for seat in seats)
     if machine.memory_bytes is not None and needed > machine.memory_bytes:
-        each = ", ".join(f"{seat.name} {bytes_in_words(peak_bytes(seat.host, certain=True))}" for seat in seats)
+        needs = {seat.name: peak_bytes(seat.host, certain=True) for seat in seats}
+        named = sorted(needs, key=lambda name: -needs[name])[:_NAMED]
+        each = ", ".join(f"{name} {bytes_in_words(size)}" for name, size in needs.items() if name in named)
+        each += f", and {len(needs) - _NAMED} more" if len(needs) > _NAMED else ""
         raise ConfigError(
             f"{_asked(config)}: the processes of this run need at least {bytes_in_words(needed)} of memory, but this "
             f"machine has {bytes_in_words(machine.memory_bytes)} ({each})",

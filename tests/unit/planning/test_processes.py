@@ -362,6 +362,8 @@ def test_too_little_memory_is_refused_with_the_numbers_of_each_process() -> None
     assert "cluster.trainers is 2: the processes of this run need at least 957.2 MiB of memory" in text
     assert "(controller 315.3 MiB, trainer 0 321.0 MiB, trainer 1 321.0 MiB)" in text
     assert "model.dtype: bfloat16" in text
+    three = "(trainer 0 319.1 MiB, trainer 1 319.1 MiB, trainer 2 319.1 MiB, and 62 more)"
+    assert three in refusal(sft(trainers=64, lanes=64, sharding="whole"), Machine(8, 8, 1))
     refuse_impossible(sft(), seats_of(sft(), FACTS, MACHINE), Machine(8, 8, 1))  # one process may always try
 
 
