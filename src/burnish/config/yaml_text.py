@@ -73,28 +73,27 @@ _MAX_DEPTH = 50
 _TOO_DEEP = f"lists or sections are nested more than {_MAX_DEPTH} deep"
 
 
-def read_run_text(path: Path) -> str:
-    """Text of a run file. ConfigError if the file does not exist or is not text."""
+def read_run_text(path: Path, what: str = "run file") -> str:
+    """Text of a run file, or of another file that is written like one. ConfigError if the file does not exist or is not
+    text."""
     problem = file_problem(path)
     if problem == "does not exist":
-        raise ConfigError(f"run file {path} does not exist (looked in {Path.cwd()})", remedy="check the path")
+        raise ConfigError(f"{what} {path} does not exist (looked in {Path.cwd()})", remedy="check the path")
     if problem is not None:
-        raise ConfigError(f"run file {path} {problem}", remedy="name a .yaml file")
+        raise ConfigError(f"{what} {path} {problem}", remedy="name a .yaml file")
     try:
         with path.open("rb") as stream:
             content = read_at_most(stream, _MAX_BYTES)
     except OSError as error:
-        raise ConfigError(
-            f"run file {path} cannot be read: {error.strerror}", remedy="check its permissions"
-        ) from error
+        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}", remedy="check its permissions") from error
     if len(content) > _MAX_BYTES:
-        raise ConfigError(f"run file {path} is larger than {_MAX_BYTES:,} bytes", remedy="is it a data file?")
+        raise ConfigError(f"{what} {path} is larger than {_MAX_BYTES:,} bytes", remedy="is it a data file?")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(
-            f"run file {path} is not UTF-8 text: line {line} has the byte {content[error.start]:#04x}",
+            f"{what} {path} is not UTF-8 text: line {line} has the byte {content[error.start]:#04x}",
             remedy="save it as UTF-8",
         ) from error
 

@@ -143,7 +143,7 @@ class DescribedMachine(Section):
 
 
 def _of_file(path: Path) -> Machine:
-    parsed = parse_yaml(read_run_text(path))
+    parsed = parse_yaml(read_run_text(path, "--on: the file"))
     where = {key: f"{path}:{line}" for key, line in parsed.lines.items()}
     raise_problems(parsed.problems, source=str(path), where=where)
     data = parsed.data if isinstance(parsed.data, dict) else {}

@@ -151,6 +151,7 @@ def shortages(config: RunConfig, seats: Sequence[PlannedProcess], machine: Machi
     if count > within_reach:
         words = "cards" if within_reach == len(machine.gpu_bytes) else "cards of one node (cluster.backend)"
         found.append(Shortage(words, count, within_reach, in_bytes=False))
+    found += _missing_cards(config, within_reach)
     certain = needs_of_gpus(seats, certain=True)
     for gpu, names, needed, there in _crowded(seats, machine, certain=False):
         found.append(Shortage(f"card {gpu} ({names})", needed, there, always=certain[gpu][1] > there))
@@ -159,6 +160,15 @@ def shortages(config: RunConfig, seats: Sequence[PlannedProcess], machine: Machi
             if needed > machine.memory_bytes:
                 found.append(Shortage(f"memory of node {node}", needed, machine.memory_bytes, always=False))
     return tuple(found)
+
+
+def _missing_cards(config: RunConfig, within_reach: int) -> Iterator[Shortage]:
+    """Yield the cards that settings name by a number beyond those within reach."""
+    models = [(f"device of {reward.log_label}", reward.options.get("device")) for reward in config.all_rewards]
+    for field, device in (("model.device", config.model.device), *models):
+        kind, _, number = str(device).partition(":")
+        if kind == "cuda" and number.isdigit() and int(number) >= within_reach:
+            yield Shortage(f"cards ({field} is {device})", int(number) + 1, within_reach, in_bytes=False)
 
 
 def cards_within_reach(config: RunConfig, machine: Machine) -> int:

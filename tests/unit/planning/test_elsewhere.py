@@ -126,7 +126,7 @@ def test_machines_in_short(text: str, nodes: int, cards: int, gigabytes: int) ->
         ("3x0GB", "'0GB' is not known"),
         ("2x2x2x24GB", "'2x24GB' is not known"),
         ("999999999xH100", "from 1 to"),
-        ("nowhere.yaml", "does not exist"),
+        ("nowhere.yaml", "--on: the file nowhere.yaml does not exist"),
     ],
 )
 def test_what_describes_no_machine(text: str, message: str) -> None:
@@ -229,6 +229,11 @@ def test_what_is_lacking_is_said_with_its_place(tmp_path: Path, monkeypatch: pyt
     config = rl("model.device=cuda")
     (short,) = shortages(config, seats_of(config, small, described_machine(str(file))), described_machine(str(file)))
     assert str(short) == "cards: 1 are needed, and there are 0"
+    judged = rl("model.device=cuda:5", "rewards=[{name: model:m, options: {device: cuda:2}}]")
+    named = ["cards (model.device is cuda:5): 6 are needed, and there are 2"]
+    named.append("cards (device of model is cuda:2): 3 are needed, and there are 2")
+    two = described_machine("2x24GB")
+    assert [str(one) for one in shortages(judged, seats_of(judged, small, two), two)] == named
     assert lacking("2x24GB", trainers=4) == ["cards: 4 are needed, and there are 2"]
     nodes = "cards of one node (cluster.backend): 4 are needed, and there are 2"
     assert lacking("2x2x24GB", trainers=4, backend="processes") == [nodes]
