@@ -53,7 +53,8 @@ def race(
     """
     started = wall()
     once = [_sample(way, 1, clock) for way in ways]
-    repeats = [_repeats(seconds) for seconds in once]
+    # Runs of each way in a sample.
+    repeats = [min(100, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))) for seconds in once]
     rounds = [once] if max(repeats) == 1 else []  # single runs of a fast way tell little
     while len(rounds) < _MOST:
         rounds.append([_sample(way, count, clock) for way, count in zip(ways, repeats, strict=True)])
@@ -75,11 +76,6 @@ def _is_clear(rounds: list[list[float]]) -> bool:
     best, worst = _per_way(rounds, min), _per_way(rounds, max)
     first = _winner(best)
     return all(seconds >= _CLEARLY * worst[first] for way, seconds in enumerate(best) if way != first)
-
-
-def _repeats(once: float) -> int:
-    """Number of runs in a sample, given the seconds of one."""
-    return 1 if once >= _SAMPLE_SECONDS else min(100, math.ceil(_SAMPLE_SECONDS / max(once, 1e-9)))
 
 
 def _sample(way: Contender, count: int, clock: Callable[[], float]) -> float:

@@ -155,9 +155,6 @@ def _checked(score: Score, label: str) -> Outcome:
     named += [(f"token_rewards[{index}]", value) for index, value in enumerate(score.token_rewards or ())]
     for name, value in named:
         if not math.isfinite(value):
-            return failure(RewardStatus.ERROR, f"reward {label!r} returned {_describe_infinite(value)} as {name}")
+            shown = "nan" if math.isnan(value) else f"{value} (infinite, or too large for a float)"
+            return failure(RewardStatus.ERROR, f"reward {label!r} returned {shown} as {name}")
     return Outcome(RewardStatus.OK, score)
-
-
-def _describe_infinite(value: float) -> str:
-    return "nan" if math.isnan(value) else f"{value} (infinite, or too large for a float)"

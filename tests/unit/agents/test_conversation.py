@@ -122,8 +122,7 @@ def test_the_engine_sees_exactly_what_is_trained_on() -> None:
     script = Script()
     (rollout,) = ask(engine_of(script, Echo(calls=2)), request("p", 0, 1))
     last = script.seen[-1][0]
-    spoken = len(script.seen)
-    assert spoken == 3
+    assert len(script.seen) == 3
     assert rollout.prompt_tokens + rollout.response_tokens == (*last.prompt_tokens, 11, 11)
     assert [seen[0].name for seen in script.seen] == ["p", "p, turn 2", "p, turn 3"]  # noise of its own
 

@@ -63,8 +63,7 @@ def test_blank_lines_byte_order_mark_and_odd_line_separators(file) -> None:
 
 
 def test_limit_reads_no_further(file) -> None:
-    path = file("a.jsonl", json.dumps(ROWS[0]) + "\nbroken")
-    assert values(path, limit=1) == ROWS[:1]
+    assert values(file("a.jsonl", json.dumps(ROWS[0]) + "\nbroken"), limit=1) == ROWS[:1]
 
 
 def test_a_parquet_row_is_plain_python(tmp_path: Path) -> None:

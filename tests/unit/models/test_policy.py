@@ -179,8 +179,7 @@ def test_nothing_to_train_on_moves_no_weight(load, batch):
     policy = _policy(load())
     before = policy.model.lm_head.weight.clone()
     nothing = dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-    metrics = policy.update(nothing, LikelihoodObjective()).metrics
-    assert metrics["policy/empty_updates"].result() == 1
+    assert policy.update(nothing, LikelihoodObjective()).metrics["policy/empty_updates"].result() == 1
     assert policy.version == 1
     assert torch.equal(policy.model.lm_head.weight, before)
 

@@ -120,8 +120,7 @@ def test_an_error_in_a_phase_ends_the_phase(tmp_path: Path) -> None:
 
 
 def test_the_file_has_no_name(tmp_path: Path) -> None:
-    resting = Resting("reference", RestingFile(tmp_path), lambda: [numbers(10)])
-    assert resting.num_bytes == 40
+    assert Resting("reference", RestingFile(tmp_path), lambda: [numbers(10)]).num_bytes == 40
     assert list(tmp_path.iterdir()) == []
 
 

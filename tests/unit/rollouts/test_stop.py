@@ -51,8 +51,7 @@ def test_the_text_is_without_the_token_that_ended_it_and_with_all_others(tokeniz
 
 
 def test_a_special_token_may_be_a_stop_text(tokenizer: Any) -> None:
-    stop = conditions(tokenizer, stop=("<pad>",))
-    assert stop.finish_reason([5, 0], 9) is FinishReason.STOP
+    assert conditions(tokenizer, stop=("<pad>",)).finish_reason([5, 0], 9) is FinishReason.STOP
 
 
 def test_a_character_of_four_byte_tokens_completes_a_stop_text() -> None:

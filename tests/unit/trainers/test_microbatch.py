@@ -76,8 +76,7 @@ def test_the_plan_says_what_auto_is_and_counts_with_it() -> None:
 
 
 def test_what_is_there_beside_the_passes() -> None:
-    beside = bytes_beside_passes(rl(algorithm="dapo"), QWEN, gpus(80))
-    assert beside == QWEN.num_parameters * (4 + 4 + 8)
+    assert bytes_beside_passes(rl(algorithm="dapo"), QWEN, gpus(80)) == QWEN.num_parameters * (4 + 4 + 8)
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ class Trajectory:
             rest = asked.messages[point.messages :]
             tokens = speech.following(rest, point.calls, branch.tokens[point.tokens - 1], asked.tools)
             if tokens is not None and is_end:
-                return branch, (tokens, _author(rest), rest)
+                return branch, (tokens, "tool" if all(turn.role == "tool" for turn in rest) else "environment", rest)
         if tokens is None:
             prompt = speech.encode(asked.messages, asked.tools)
         else:
@@ -297,10 +297,6 @@ def _before(text: str, stop: Sequence[str]) -> str:
     """The text up to the first of these."""
     ends = [text.find(one) for one in stop if one in text]
     return text[: min(ends)] if ends else text
-
-
-def _author(messages: Sequence[Message]) -> Author:
-    return "tool" if all(message.role == "tool" for message in messages) else "environment"
 
 
 def _key(message: Message) -> str:

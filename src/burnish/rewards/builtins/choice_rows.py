@@ -39,12 +39,9 @@ def question_of_row(columns: Mapping[str, Any], answer: Any, column: str | None 
     if name is None or answer is None or answer == "":
         return None
     value = columns[name]
-    labels, texts = _options(parsed(value, name) if _is_json(value) else value, name)
+    is_json = isinstance(value, str) and value.lstrip()[:1] in ("[", "{")
+    labels, texts = _options(parsed(value, name) if is_json else value, name)
     return Question(labels, texts, _position(answer, labels, texts))
-
-
-def _is_json(value: Any) -> bool:
-    return isinstance(value, str) and value.lstrip()[:1] in ("[", "{")
 
 
 def _options(value: Any, column: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -106,7 +106,12 @@ class VllmWorker:
                 if lost_before:
                     tail = "" if self.process is None else f"\n{self.process.log_tail()}"
                     self.close()
-                    raise _lost_twice(lost, tail, self.log) from lost
+                    raise RolloutError(
+                        f"the vLLM worker was lost twice in one call: it {_what(lost)}{tail}",
+                        remedy="SIGKILL usually means too little memory: lower rollout.max_batch_rows, or "
+                        "gpu_memory_utilization or kv_cache_memory_bytes in rollout.vllm.options; if it only needs "
+                        f"longer, raise rollout.vllm.call_timeout_seconds. The full log is {self.log}",
+                    ) from lost
                 lost_before = True
                 self._bury(lost, "generate")
                 continue
@@ -424,15 +429,6 @@ def _end(
     if stop.texts and said_stop and reason is not FinishReason.STOP:
         reason = FinishReason.STOP
     return len(tokens), reason
-
-
-def _lost_twice(lost: WorkerLost | WorkerFault, tail: str, log: Path) -> RolloutError:
-    return RolloutError(
-        f"the vLLM worker was lost twice in one call: it {_what(lost)}{tail}",
-        remedy="SIGKILL usually means too little memory: lower rollout.max_batch_rows, or "
-        "gpu_memory_utilization or kv_cache_memory_bytes in rollout.vllm.options; if it only needs longer, "
-        f"raise rollout.vllm.call_timeout_seconds. The full log is {log}",
-    )
 
 
 def _what(lost: WorkerLost | WorkerFault) -> str:

@@ -74,8 +74,7 @@ def test_what_fits(arguments: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not(arguments: dict[str, Any], problem: str) -> None:
-    found = check_call(ToolCall("weather", {"city": "Rome", **arguments}), TOOLS)
-    assert found == problem
+    assert check_call(ToolCall("weather", {"city": "Rome", **arguments}), TOOLS) == problem
 
 
 def test_all_problems_are_named_at_once() -> None:

@@ -193,8 +193,7 @@ def raw(stub_judge: Any) -> Any:
 
 def test_equal_responses_are_asked_about_once(endpoint: Any, ask: Any) -> None:
     stub = endpoint(lambda count, prompt: "slow", slow_seconds=1.0)
-    scored = ask(stub, ["same"] * 20)
-    assert {r.reward for r in scored} == {0.4}
+    assert {r.reward for r in ask(stub, ["same"] * 20)} == {0.4}
     assert stub.requests == 1
 
 
@@ -256,8 +255,7 @@ def test_an_audit_whose_endpoint_refuses_stops_no_run(make_scorer: Any, make_ite
 )
 def test_what_one_prompt_cannot_pass_fails_one_response(said: str, endpoint: Any, ask: Any) -> None:
     stub = endpoint(lambda count, prompt: said if "bad" in prompt else "")
-    scored = ask(stub, ["ok", "bad"])
-    assert [r.status.value for r in scored] == ["ok", "error"]
+    assert [r.status.value for r in ask(stub, ["ok", "bad"])] == ["ok", "error"]
     assert stub.requests == 2
 
 
@@ -404,8 +402,7 @@ def test_templates_see_columns_and_references(make_scorer: Any, make_items: Any,
 
 def test_a_response_with_half_a_surrogate_pair_is_scored(tmp_path: Path, endpoint: Any, ask: Any) -> None:
     stub = endpoint()
-    scored = ask(stub, ["a\ud800b"], cache=str(tmp_path))
-    assert [r.reward for r in scored] == [0.3]
+    assert [r.reward for r in ask(stub, ["a\ud800b"], cache=str(tmp_path))] == [0.3]
 
 
 def test_cost_is_counted(make_scorer: Any, make_items: Any, endpoint: Any) -> None:

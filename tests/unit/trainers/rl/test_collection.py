@@ -219,8 +219,7 @@ def test_rewards_by_domain_appear_with_two_domains() -> None:
 def test_the_greedy_baseline_bears_the_overlong_penalty_of_its_samples() -> None:
     """Every response of the engine's index -1 has one token; with a buffer of all 10 tokens that costs .1."""
     collected = collector(lambda p, r: 1.0, needs_greedy=True, overlong_buffer=1.0).collect(1, {ALL: 0}, Stopwatch())
-    greedy = collected.groups[0].greedy
-    assert greedy.reward == pytest.approx(0.9)
+    assert collected.groups[0].greedy.reward == pytest.approx(0.9)
     assert collected.groups[0].rollouts[0].reward == pytest.approx(0.9)
 
 
