@@ -18,6 +18,7 @@ from burnish.errors import DataError
 
 OverLong = Literal["drop", "truncate", "error"]
 _MEDIA = re.compile(r"(image|video|audio)s?(_\d+)?|multi_?modal_\w+", re.IGNORECASE)
+_RATINGS = ("label", "kto_tag", "desirable", "rating", "score", "quality", "reward")
 _OF_PROMPTS = re.compile(
     "article|background|body|choices|context|conversations?|dialogue|document|functions|history|hypothesis|input|"
     "instruction|messages|options|passage|persona|premise|problem|prompt|query|question|story|system|system_prompt|tools|"
@@ -39,7 +40,7 @@ class Understanding:
     skipped: Mapping[str, int]
     changed: Mapping[str, int]
     columns_left_out: tuple[str, ...]
-    columns_unused: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
     query: str | None = None
 
     def lines(self) -> list[str]:
@@ -61,8 +62,7 @@ class Understanding:
             lines.append(f"  share of the mixture: {self.share:.1%}")
         lines += [f"  left out: {count:,} {reason}" for reason, count in self.skipped.items() if count]
         lines += [f"  changed: {count:,} {reason}" for reason, count in self.changed.items() if count]
-        if self.columns_unused:
-            lines.append(f"  not used, but looks like part of the prompt: {', '.join(self.columns_unused)}")
+        lines += [f"  {hint}" for hint in self.hints]
         if self.columns_left_out:
             lines.append(f"  columns without text or numbers, not loaded: {', '.join(self.columns_left_out)}")
         return [line for line in lines if line.strip()]
@@ -82,6 +82,7 @@ class LoadedSource:
     reading: Reading
     share: float | None
     own_domain: str
+    purpose: Purpose
 
     def understanding(self, *, kept: int, skipped: Counter[str], changed: Counter[str]) -> Understanding:
         return Understanding(
@@ -94,8 +95,20 @@ class LoadedSource:
             skipped=dict(skipped),
             changed=dict(changed),
             columns_left_out=self.table.unreadable_columns,
-            columns_unused=tuple(_unused_parts(self.table.rows, self.reading.roles, self.source.prompt_template)),
+            hints=tuple(f"not used, but looks like {hint}" for hint in self._hints()),
         )
+
+    def _hints(self) -> Iterator[str]:
+        """Say what columns without a role look like, if they hold more than one value."""
+        rows, roles = self.table.rows, self.reading.roles
+        if unused := _unused_parts(rows, roles, self.source.prompt_template):
+            yield f"part of the prompt: {', '.join(unused)}"
+        for name in _RATINGS if self.purpose == "examples" else ():
+            values = {value for row in rows if isinstance(value := row.values.get(name), (int, float))}
+            if len(values) > 1 and name not in roles.values():
+                yield f"a rating: {name} (all rows are learned alike: remove bad ones, or set columns: {{weight: ...}})"
+        if len({str(row.values.get("data_source")) for row in rows}) > 1 and self.fixed_domain() == self.own_domain:
+            yield "the domain: data_source (set columns: {domain: data_source})"
 
     def fixed_domain(self) -> str | None:
         """The domain of all rows, or None where each row names its own."""
@@ -172,7 +185,7 @@ def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[Loaded
         _check_media(table.rows)
         reading = recognise(table.rows, source, purpose)
         share = source.weight / total if len(sources) > 1 else None
-        loaded.append(LoadedSource(source, name, table, reading, share, short_name(source)))
+        loaded.append(LoadedSource(source, name, table, reading, share, short_name(source), purpose))
     return loaded
 
 

@@ -174,6 +174,8 @@ class _Reader:
             return _Plain(plain_text(prompt), text)
         answer = (Message("assistant", completion),) if isinstance(completion, str) else completion
         question = turns_of(prompt)
+        if question[-1].role == "assistant":
+            self.changed["prompts that end with the assistant's turn, so the completion is learned as another"] += 1
         return self._encode_turns((*question, *answer), template, row, first_trained=len(question))
 
     def _document(self, row: Row) -> str:

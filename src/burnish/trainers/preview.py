@@ -80,12 +80,13 @@ def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: Tok
         return Preview(rows=sum(tables[: len(config.data.train)]))
     train = load_examples(config, tokenizer, context_tokens, "train")
     heldout = load_examples(config, tokenizer, context_tokens, "eval") if config.data.eval else None
+    hints = [f"{one.source.path}: {hint}" for one in train.understandings for hint in one.hints]
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
     sampler = train.sampler(seed=config.seed, shuffle=config.data.shuffle)
     schedule = Schedule(train.lengths(), config.optimization.tokens_per_batch, sampler)
     steps = schedule.count(config.optimization.epochs)
     check_warmup(config.optimization.warmup_steps, config.steps or steps)
-    return Preview(len(train), sum(train.lengths()), steps, tuple(twice))
+    return Preview(len(train), sum(train.lengths()), steps, (*hints, *twice))
 
 
 def compared_rows(config: RmConfig, context_tokens: int | None, tokenizer: Tokenizer | None) -> Preview:

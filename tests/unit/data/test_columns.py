@@ -105,6 +105,16 @@ def test_columns_that_look_like_part_of_the_prompt_are_named(jsonl) -> None:
     assert notes({"prompt": "Q", "context": None}, {"prompt": "Q", "context": ""}) == []
 
 
+def test_columns_that_look_like_a_rating_or_the_domain_are_named(jsonl, chat_tokenizer) -> None:
+    asked = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    rows = [{"prompt": asked, "completion": "B", "label": good, "data_source": f"s{good}"} for good in (True, False)]
+    (read,) = load_sft_examples([DataSource(path=jsonl(*rows))], tokenizer=chat_tokenizer).understandings
+    looks = [hint.removeprefix("not used, but looks like ").partition(" (")[0] for hint in read.hints]
+    assert looks == ["a rating: label", "the domain: data_source"]
+    assert read.changed == {"prompts that end with the assistant's turn, so the completion is learned as another": 2}
+    assert read_prompts([DataSource(path=jsonl(*rows), domain="d")])[1][0].hints == ()
+
+
 PICTURE = {"bytes": b"\xff\xd8", "path": None}
 
 
