@@ -257,7 +257,8 @@ def _check_gold(
     rewards = domain.rewards
     # So that all failures are reported, instead of stopping at the first bad batch.
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
-    with ProcessRewardScorer(rewards, scoring, columns=set(prompts[0].columns), sandbox=config.sandbox) as scorer:
+    columns, tell = set(prompts[0].columns), lambda line: say(console, (line,))
+    with ProcessRewardScorer(rewards, scoring, columns=columns, sandbox=config.sandbox, say=tell) as scorer:
         scorer.check_prompts(prompts)
         judge = full_marks(rewards, scorer.answer_labels) if top_score is None else None
         success = success_of_domain(domain, scorer.answer_labels)

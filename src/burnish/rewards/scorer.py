@@ -63,7 +63,7 @@ class ProcessRewardScorer(Closing):
         may_be_unscored: bool = False,
         sandbox: SandboxConfig | None = None,
         open_model: OpenModel | None = None,
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         if not (rewards or may_be_unscored):
             raise ConfigError("rewards is empty, so nothing scores responses", remedy="set rewards, for example: math")
@@ -85,7 +85,7 @@ class ProcessRewardScorer(Closing):
             for number, (config, spec) in enumerate(zip(rewards, specs, strict=True))
         ]
         for signature in (reward.signature for reward in self._rewards):
-            if signature.system and say is not None:
+            if signature.system:
                 say(f"reward {signature.label!r} is called as in {signature.system}, whose parameters it has")
         self._in_workers = WorkerRewards([one for one in self._rewards if one.spec.runs_in_worker], self._pool)
         self._caller = RewardCaller()
@@ -151,8 +151,13 @@ class ProcessRewardScorer(Closing):
             reward.signature.check_columns(columns)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """RewardError if a reward has a parameter that some of its prompts do not provide."""
+        """RewardError if a reward has a parameter that some of its prompts do not provide. Says which get the domain in
+        place of the column that verl has."""
         check_rows(self._rewards, prompts, set.intersection)
+        for one in self._rewards:
+            lacks = any("data_source" not in prompt.columns for prompt in prompts if one.is_for(prompt))
+            if lacks and one.signature.system == "verl":
+                self._say(f"reward {one.spec.label!r} gets the domain as data_source where a row has no such column")
         self._asking_for_answers |= {one.spec.label for one in self._rewards if asks_for_answers(one, prompts)}
 
     @property
@@ -197,8 +202,7 @@ class ProcessRewardScorer(Closing):
         if ending is not None:
             scored = [ending.judged(rollout, found) for (_, rollout), found in zip(items, scored, strict=True)]
             self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
-        if self._say is not None:
-            tell_of_audits(self._say, self._told_of, items, results)
+        tell_of_audits(self._say, self._told_of, items, results)
         self._counts.add(items, results, scored)
         return scored
 

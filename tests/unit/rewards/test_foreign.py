@@ -55,6 +55,9 @@ def test_is_called_as_in_its_own_system(
     lines: list[str] = []
     assert [r.reward for r in make_scorer(f"{file}:{name}", say=lines.append).score(items)] == rewards
     assert lines == [f"reward '{name}' is called as in {system}, whose parameters it has"]
+    if system == "verl":
+        make_scorer(f"{file}:verl", say=lines.append).check_prompts([Prompt("p", text="3+4=", answer="7")])
+        assert lines[-1] == "reward 'verl' gets the domain as data_source where a row has no such column"
 
 
 def test_further_parameters_are_options(file: Path, items: Any, make_scorer: Any) -> None:
