@@ -174,6 +174,10 @@ def test_plan_of_a_supervised_run(folder: Path, run: Run) -> None:
     assert "examples 8 " in text
 
 
+def test_eval_takes_one_checkpoint(run: Run) -> None:
+    assert "runs/x@2 names a checkpoint already" in run("eval", "runs/x@2", "--step", "4", code=2)
+
+
 PAIRS = [{"prompt": f"{n}?", "chosen": "right", "rejected": "wrong"} for n in range(6)]
 TORN = {"prompt": "6?", "chosen": "same", "rejected": "same"}
 
