@@ -81,7 +81,8 @@ def train_kind(
     from burnish.trainers.forking import fork_run
     from burnish.trainers.interrupt import StopRequest, Watch, watching
 
-    _check_callback(on_step)
+    if on_step is not None and not callable(on_step):
+        raise ConfigError(f"on_step is {on_step!r:.80}, not a function", remedy="give one of the run and its metrics")
     console, stop = Console(quiet=quiet), StopRequest()
     with ExitStack() as stack:
         stack.enter_context(without_loading_bars())
@@ -128,12 +129,6 @@ reward_model = function_of(find_kind("rm"), train_kind)
 prefer = function_of(find_kind("prefer"), train_kind)
 """Train a policy on preferences between given responses, as `burnish prefer` does, and return the run. Arguments are
 those of `train`."""
-
-
-def _check_callback(on_step: object) -> None:
-    """ConfigError for what cannot be called after a step."""
-    if on_step is not None and not callable(on_step):
-        raise ConfigError(f"on_step is {on_step!r:.80}, not a function", remedy="give one of the run and its metrics")
 
 
 def move_aside(output: Path, console: Console) -> None:

@@ -67,7 +67,7 @@ def check_declared_sizes(raw_config: Mapping[str, Any], path: str) -> None:
             if value is None:
                 continue
             sizes = value if name == "intermediate_size" and isinstance(value, list) else [value]  # one for each layer
-            if not sizes or any(_is_no_size(size, largest) for size in sizes):
+            if not sizes or any(type(size) is not int or not 0 < size <= largest for size in sizes):
                 raise ModelError(
                     f"config.json of model {path!r}: {name} is {value!r:.60}",
                     remedy=f"it must be a whole number from 1 to {largest:,}; use the model's own config.json",
@@ -96,10 +96,6 @@ def _sections(raw_config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """The config itself, and the one of the language model in it."""
     nested = raw_config.get("text_config")
     return (raw_config, nested) if isinstance(nested, dict) else (raw_config,)
-
-
-def _is_no_size(value: object, largest: int) -> bool:
-    return isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest
 
 
 def read_generation_config(source: str) -> dict[str, Any]:

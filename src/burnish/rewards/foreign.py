@@ -79,10 +79,6 @@ def _rewards_of_dictionary(result: Any) -> Any:
     return list(result["rewards"] if isinstance(result, Mapping) and "rewards" in result else result)
 
 
-def _as_it_is(result: Any) -> Any:
-    return result
-
-
 SYSTEMS = (
     System(
         "verl",
@@ -106,7 +102,7 @@ SYSTEMS = (
         ("responses", "prompts", "conversations", "conversational", "response_tokens"),
         frozenset({"prompts", "completion_ids", "trainer_state"}),
         _as_trl,
-        _as_it_is,
+        lambda result: result,
     ),
 )
 
