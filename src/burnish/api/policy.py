@@ -53,6 +53,8 @@ class Policy:
 
     def __init__(self, folder: str | Path, model: ModelConfig | None = None, data: DataConfig | None = None) -> None:
         """`model` and `data` belong to the run that the weights come from: dtype, device and chat template."""
+        if not isinstance(folder, (str, Path)):
+            raise BurnishError(f"burnish.Policy got {folder!r:.80}", remedy="give a folder; a run has run.policy")
         self.folder = Path(folder)
         self._model = model or ModelConfig(path=str(folder))
         self._data = data or DataConfig()

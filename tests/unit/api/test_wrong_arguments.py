@@ -83,6 +83,11 @@ def test_a_prompt_or_a_number_of_sampling_is_refused_by_name(prompt: Any, given:
     assert str(caught.value).startswith(says)
 
 
+def test_a_policy_is_of_a_folder() -> None:
+    with pytest.raises(BurnishError, match=r"burnish.Policy got 3\n  -> give a folder"):
+        burnish.Policy(3)  # type: ignore[arg-type]
+
+
 def test_a_single_stop_text_is_one_text(save_tiny_llama: Any) -> None:
     policy = burnish.Policy(save_tiny_llama("01"))
     torch.nn.init.zeros_(policy.loaded().model.get_output_embeddings().weight)
