@@ -72,7 +72,7 @@ class Spent:
 class VllmWorker:
     """The process in which vLLM samples: started when it is needed, awake or asleep, replaced when it is lost.
 
-    rests: it gives up the GPU's memory between calls.
+    rests: it gives up the GPU's memory between calls. asleep: the parts that sleep.
     """
 
     pushes: WeightPushes
@@ -84,7 +84,6 @@ class VllmWorker:
     rests: bool
     process: EngineProcess | None = None
     asleep: tuple[str, ...] = ()
-    """The parts that sleep."""
     spent: Spent = field(default_factory=Spent)
 
     def close(self) -> None:
