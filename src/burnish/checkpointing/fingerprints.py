@@ -124,8 +124,9 @@ def refuse_changes(run_dir: Path, changes: list[str]) -> None:
         listed = "\n".join(f"  {change}" for change in changes)
         raise CheckpointError(
             f"{run_dir} was trained with files or versions that differ from the current ones:\n{listed}",
-            remedy="restore them, continue with the current ones (--accept-changes; then no single run can reproduce "
-            "the results), set `output` to another folder, or start over with --fresh",
+            remedy="restore them, continue with the current ones (--accept-changes or accept_changes=True; then no "
+            "single run can reproduce the results), set `output` to another folder, or start over with --fresh "
+            "(fresh=True)",
         )
 
 

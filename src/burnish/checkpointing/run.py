@@ -181,7 +181,8 @@ class RunDirectory:
             listed = "\n".join(f"  {difference}" for difference in found)
             raise DifferentRunError(
                 f"{self.path} contains a run with a different configuration:\n{listed}",
-                remedy="set these fields back to resume it, set `output` to another folder, or start over with --fresh",
+                remedy="set these fields back to resume it, set `output` to another folder, or start over with --fresh "
+                "(fresh=True)",
             )
 
     def restore(self, config: RunConfig) -> list[str]:

@@ -113,7 +113,7 @@ def _newest(store: CheckpointStore, path: Path, say: Callable[[str], None]) -> F
     if found.checkpoint is None and found.problems:
         raise CheckpointError(
             f"{path} has checkpoints, but none is complete",
-            remedy="put one of them back, start over with --fresh, or set `output` to another folder",
+            remedy="put one of them back, start over with --fresh (fresh=True), or set `output` to another folder",
         )
     return found
 
@@ -125,7 +125,7 @@ def _refuse_finished(path: Path, say: Callable[[str], None]) -> None:
     if ending is not None:
         raise CheckpointError(
             f"{path} holds a run that ended after step {ending.step}, but no checkpoint of it",
-            remedy="put its newest checkpoint back, start over with --fresh, or set `output` to another folder",
+            remedy="put its newest checkpoint back, set another `output`, or start over with --fresh (fresh=True)",
         )
     say(f"{path} has no checkpoint yet, so the run begins again, and so does its record")
 

@@ -196,7 +196,7 @@ def test_each_change_is_named(place: Path) -> None:
         "new: none before, 2 now",
         f"torch: {before.versions['torch']} before, 1.0 now",
     ]
-    with pytest.raises(CheckpointError, match=r"(?s)deeper\.py: different content.*torch: .*--accept-changes"):
+    with pytest.raises(CheckpointError, match=r"(?s)deeper\.py: different content.*torch: .*accept_changes=True"):
         refuse_changes(place, before.changes(now))
 
 
