@@ -76,9 +76,8 @@ class RolloutIndex:
     def entries(self, kind: Kind, step: int) -> list[IndexEntry]:
         """Return all responses of a step, in the order of the file; none without a file. DataError if it is
         damaged."""
-        path = self._path(kind, step)
         with self._lock:
-            self._update(kind, step, path)
+            self.add(kind, step)
             return self._select("kind = ? AND step = ? ORDER BY offset", kind, step)
 
     def of_prompt(self, prompt_id: str, kind: Kind) -> list[IndexEntry]:
@@ -93,9 +92,15 @@ class RolloutIndex:
         return [step for step in self.files(kind) if step not in known]
 
     def add(self, kind: Kind, step: int) -> None:
-        """Index the file of a step. DataError if it is damaged."""
+        """Index the file of a step, in a new index if someone has removed the one that is open. DataError if the file
+        is damaged."""
+        path = self._path(kind, step)
         with self._lock:
-            self._update(kind, step, self._path(kind, step))
+            try:
+                self._update(kind, step, path)
+            except sqlite3.Error:
+                self.close()
+                self._update(kind, step, path)
 
     def lines(self, entries: Sequence[IndexEntry]) -> list[RecordedLine]:
         """Read the lines of these responses, which are all of one file. DataError if it has changed meanwhile."""
@@ -160,29 +165,26 @@ def _opened(path: Path) -> sqlite3.Connection:
     """Open the index at this path, made anew if it is damaged or of another version; else in memory."""
     try:
         own_folder(path.parent)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
-        database = _connected(str(path))
-        if database is None:
-            path.unlink()
-            database = _connected(str(path))
+        return _connected(path)
     except (OSError, sqlite3.Error):  # such as a folder of somebody else
-        database = None
-    return database or _made(sqlite3.connect(":memory:", check_same_thread=False))
+        return _made(sqlite3.connect(":memory:", check_same_thread=False))
 
 
-def _connected(place: str) -> sqlite3.Connection | None:
-    """Connect to an index, and make its tables in an empty file; None if the file is damaged or of another version."""
-    database = sqlite3.connect(place, check_same_thread=False)
+def _connected(path: Path) -> sqlite3.Connection:
+    """Connect to an index, and make its tables in an empty file; in a new one if the file is damaged or of another
+    version."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
+    database = sqlite3.connect(path, check_same_thread=False)
     try:
         database.execute("PRAGMA synchronous = OFF")  # what a power failure takes can be read again
         (version,) = database.execute("PRAGMA user_version").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError:
-        database.close()
-        return None
+        version, tables = None, 1
     if tables and version != _FORMAT:
         database.close()
-        return None
+        path.unlink()
+        return _connected(path)
     return database if tables else _made(database)
 
 

@@ -95,14 +95,19 @@ def test_a_file_that_changes_is_indexed_again_and_one_that_is_gone_forgotten(ind
     assert index.entries("step", 3) == []
 
 
-def test_the_index_is_kept_beside_the_files_and_made_anew_if_it_is_damaged(index: RolloutIndex) -> None:
+def test_the_index_is_kept_beside_the_files_and_made_anew_if_it_is_damaged_or_removed(index: RolloutIndex) -> None:
     index.add("step", 3)
     index.close()
     kept = RolloutIndex(index.run_dir)
     assert kept.missing("step") == []
     kept.close()
     (index.run_dir / FOLDER / "index.sqlite").write_bytes(b"no database" * 100)
-    assert len(RolloutIndex(index.run_dir).entries("step", 3)) == 5
+    again = RolloutIndex(index.run_dir)
+    assert len(again.entries("step", 3)) == 5
+    (index.run_dir / FOLDER / "index.sqlite").unlink()  # while it is open
+    write_step(index.run_dir, 4, LINES[:2])
+    assert len(again.entries("step", 4)) == 2
+    assert (again.missing("step"), (index.run_dir / FOLDER / "index.sqlite").exists()) == ([3], True)
 
 
 def test_a_run_whose_folder_cannot_be_written_to_is_indexed_in_memory(index: RolloutIndex) -> None:
