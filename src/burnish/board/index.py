@@ -94,8 +94,8 @@ class RolloutIndex:
     def add(self, kind: Kind, step: int) -> None:
         """Index the file of a step, in a new index if someone has removed the one that is open. DataError if the file
         is damaged."""
-        path = self._path(kind, step)
-        with self._lock:
+        path = self.path(kind, step)
+        with self._lock, reading_recorded(path):
             try:
                 self._update(kind, step, path)
             except sqlite3.Error:
@@ -106,7 +106,7 @@ class RolloutIndex:
         """Read the lines of these responses, which are all of one file. DataError if it has changed meanwhile."""
         if not entries:
             return []
-        path = self._path(entries[0].kind, entries[0].step)
+        path = self.path(entries[0].kind, entries[0].step)
         with reading_recorded(path), path.open("rb") as file:
             return [rollout_of(os.pread(file.fileno(), entry.length, entry.offset)) for entry in entries]
 
@@ -117,7 +117,8 @@ class RolloutIndex:
                 self._database.close()
                 self._database = None
 
-    def _path(self, kind: Kind, step: int) -> Path:
+    def path(self, kind: Kind, step: int) -> Path:
+        """Return where the rollouts of a step are, if they were recorded."""
         return self.run_dir / "rollouts" / f"{kind}-{step:06d}.jsonl"
 
     def _select(self, condition: str, *values: str | int) -> list[IndexEntry]:

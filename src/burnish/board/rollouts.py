@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Literal, TypedDict
 
 from burnish.board.index import IndexEntry, Kind, RolloutIndex
-from burnish.board.samples import Group, shown_group
+from burnish.board.samples import Group, reading_recorded, shown_group
 from burnish.errors import DataError
 from burnish.observability.recorder import RecordedLine
 from burnish.observability.scored_pairs import PairRule, pairs_of_run
@@ -114,13 +114,13 @@ def step_page(index: RolloutIndex, kind: Kind, step: int, wanted: ResponseFilter
 def group_page(
     index: RolloutIndex, kind: Kind, step: int, group: int, wanted: ResponseFilter, first: int = 0
 ) -> GroupPage | None:
-    """Return a part of a group's responses, from the place `first` on; None if none passes the filter."""
+    """Return a part of a group's responses, from the place `first` on; None if none passes the filter. DataError if a
+    line is damaged."""
     members = [entry for entry in index.entries(kind, step) if entry.group_id == group and wanted.admits(entry)]
-    members = _with_text(index, members, wanted.text)
-    lines = index.lines(members[first : first + PAGE])
-    if not lines:
-        return None
-    return {"group": shown_group(lines), "first": first, "total": len(members)}
+    with reading_recorded(index.path(kind, step)):
+        members = _with_text(index, members, wanted.text)
+        lines = index.lines(members[first : first + PAGE])
+        return {"group": shown_group(lines), "first": first, "total": len(members)} if lines else None
 
 
 def sightings(index: RolloutIndex, kind: Kind, prompt_id: str) -> list[Sighting]:

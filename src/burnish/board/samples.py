@@ -145,10 +145,10 @@ def shown_group(lines: Sequence[RecordedLine], *, left_out: int = 0) -> Group:
 
 @contextmanager
 def reading_recorded(path: Path) -> Iterator[None]:
-    """Turn errors of reading a file that holds no rollouts into a DataError that names it."""
+    """Turn errors of reading a file that holds no rollouts, or cannot be read, into a DataError that names it."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DataError(
             f"{path} is not a file of recorded rollouts: {error!r}", remedy="remove it, or record that step again"
         ) from error

@@ -42,9 +42,8 @@ def sparkline(values: Sequence[float], columns: int) -> str:
     cuts = pairwise(evenly(range(len(values) + 1), count + 1))
     means = [sum(values[start:stop]) / (stop - start) for start, stop in cuts]
     low, high = min(means), max(means)
-    if low == high:
-        return _BARS[0] * count
-    return "".join(_BARS[round((mean - low) / (high - low) * (len(_BARS) - 1))] for mean in means)
+    height = (high - low) or 1.0
+    return "".join(_BARS[round((mean - low) / height * (len(_BARS) - 1))] for mean in means)
 
 
 class WatchApp(App[None]):
@@ -60,7 +59,7 @@ class WatchApp(App[None]):
     def on_mount(self) -> None:
         self.push_screen(RunList(self.runs))
         if len(self.runs.by_name) == 1:
-            self.push_screen(RunCurves(self.runs, next(iter(self.runs.by_name.values()))))
+            self.push_screen(RunCurves(next(iter(self.runs.by_name.values()))))
 
 
 class Level(Screen[None]):
@@ -113,7 +112,7 @@ class RunList(Level):
         self.show([(run.name, _cells(run, now)) for run in self.runs.by_name.values()])
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        self.app.push_screen(RunCurves(self.runs, self.runs.by_name[str(event.row_key.value)]))
+        self.app.push_screen(RunCurves(self.runs.by_name[str(event.row_key.value)]))
 
 
 class RunCurves(Level):
@@ -122,9 +121,8 @@ class RunCurves(Level):
     COLUMNS = ("chart", "line", "latest", "curve")
     BINDINGS: ClassVar = [Binding("g", "groups('step')", "groups"), Binding("e", "groups('eval')", "evaluation")]
 
-    def __init__(self, runs: Runs, run: WatchedRun) -> None:
+    def __init__(self, run: WatchedRun) -> None:
         super().__init__()
-        self.runs = runs
         self.run = run
 
     def update(self) -> None:
@@ -143,8 +141,7 @@ class RunCurves(Level):
         self.action_groups("step")
 
     def action_groups(self, kind: Kind) -> None:
-        steps = list(self.run.index.files(kind))
-        if steps:
+        if steps := list(self.run.index.files(kind)):
             self.app.push_screen(StepGroups(self.run, kind, steps[-1]))
         else:
             self.notify("no such rollouts were recorded")
@@ -182,7 +179,10 @@ class StepGroups(Level):
             self.update()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        self.app.push_screen(GroupResponses(self.run, self.kind, self.step, int(str(event.row_key.value))))
+        try:
+            self.app.push_screen(GroupResponses(self.run, self.kind, self.step, int(str(event.row_key.value))))
+        except BurnishError as error:
+            self.notify(escape(str(error)), severity="error")
 
 
 class GroupResponses(Screen[None]):

@@ -127,9 +127,15 @@ def test_links_out_of_the_run_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named(index: RolloutIndex) -> None:
-    (index.run_dir / "rollouts" / "step-000003.jsonl").write_text('{"step": 3}\n')
+    """One without fields, with half a character, with too few numbers for its tokens, and a folder in its place."""
+    for one in ({}, line(7, 0, 1.0, domain="\ud800"), line(7, 0, 1.0, rollout_logprobs=[-1.0])):
+        index.path("step", 3).write_text(json.dumps(one) + "\n")
+        with pytest.raises(DataError, match="step-000003"):
+            group_page(index, "step", 3, 7, ResponseFilter())
+    index.path("step", 3).unlink()
+    index.path("step", 3).mkdir()
     with pytest.raises(DataError, match="step-000003"):
-        index.entries("step", 3)
+        index.add("step", 3)
 
 
 def test_rows_for_training(index: RolloutIndex) -> None:

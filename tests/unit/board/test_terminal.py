@@ -34,29 +34,26 @@ def test_from_the_list_to_a_response_and_back(tmp_path: Path) -> None:
 
     async def walk() -> None:
         async with app.run_test() as pilot:
-            await pilot.pause()
-            assert isinstance(app.screen, RunList)
-            await pilot.press("enter")
-            await pilot.pause()
-            assert isinstance(app.screen, RunCurves)
-            await pilot.press("g")
-            await pilot.pause()
-            assert isinstance(app.screen, StepGroups)
+
+            async def press(keys: str, screen: type) -> None:
+                await pilot.press(*keys.split())
+                await pilot.pause()
+                assert isinstance(app.screen, screen)
+
+            await press("enter", RunCurves)
+            await press("g", StepGroups)
             assert app.screen.step == 2
             await pilot.press("left")
             assert app.screen.step == 1
-            await pilot.press("enter")
-            await pilot.pause()
-            assert isinstance(app.screen, GroupResponses)
+            await press("enter", GroupResponses)
             assert app.screen.page is not None
             # The group of the largest spread comes first, and its text is text.
             assert app.screen.page["group"]["responses"][0]["tokens"] == [MARKED]
             shown = app.export_screenshot()
             assert "[red]␛]0;evil␇" in shown.replace("&#160;", " ")
             assert "\x1b" not in shown
-            for _ in range(5):
-                await pilot.press("escape")
-            await pilot.pause()
-            assert isinstance(app.screen, RunList)
+            write_step(tmp_path / "a", 1, [line(1, 0, 1.0, rollout_logprobs=[])])
+            await press("escape enter", StepGroups)  # a damaged file is told of, and opens nothing
+            await press("escape " * 5, RunList)
 
     asyncio.run(walk())
