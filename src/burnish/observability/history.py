@@ -76,9 +76,9 @@ def problem_or_row(line: bytes) -> dict[str, float] | str:
     """Parse a line of `metrics.jsonl`, or say why it is not a row."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"].bit_length() > 63:
+            return "it is not an object with an integer `step`"
+        bad = [name for name, value in row.items() if type(value) not in (int, float) or not math.isfinite(value)]
+    except (ValueError, RecursionError, OverflowError) as error:
         return str(error) or type(error).__name__
-    if not isinstance(row, dict) or type(row.get("step")) is not int:
-        return "it is not an object with an integer `step`"
-    bad = [name for name, value in row.items() if type(value) not in (int, float) or not math.isfinite(value)]
     return f"{bad[0]} is {row[bad[0]]!r:.60}, not a finite number" if bad else row

@@ -66,6 +66,8 @@ def test_a_resumed_run_that_writes_the_file_anew_is_read_anew(tmp_path: Path) ->
     ("text", "problem"),
     [
         ('{"step": 2, "loss": NaN}\n', "metrics.jsonl:2 is not a row of metrics: loss is nan"),
+        (f'{{"step": 2, "loss": {10**400}}}\n', "metrics.jsonl:2 is not a row of metrics: int too large"),
+        (f'{{"step": {10**30}}}\n', "metrics.jsonl:2 is not a row of metrics"),
         ("no JSON\n", "metrics.jsonl:2 is not a row of metrics"),
         ('{"step": 1}\n', "metrics.jsonl:2 is out of order"),
     ],
