@@ -363,8 +363,8 @@ def test_the_unit_of_rewards_changes_no_advantage_relative_to_their_mean(seed, u
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATOR_NAMES if "group_ids_B" in ESTIMATORS[name].inputs])
 @EXAMPLES
-@given(seed=SEEDS, constant=st.floats(-10, 10, width=32))
-def test_constant_groups_and_groups_left_with_one_get_exactly_zero(name, seed, constant):
+@given(seed=SEEDS, constant=st.floats(-10, 10, width=32), eps=st.sampled_from([0.0, 1e-6]))
+def test_constant_groups_and_groups_left_with_one_get_exactly_zero(name, seed, constant, eps):
     step = make_step(seed, dtype=torch.float32)
     first = step.group_ids_B == step.group_ids_B[0]
     if name == "maxrl":
@@ -378,7 +378,7 @@ def test_constant_groups_and_groups_left_with_one_get_exactly_zero(name, seed, c
             first.unsqueeze(1), shaping.last_trained_BT(step.mask_BT) * constant, step.token_rewards_BT
         ),
     )
-    advantages = ESTIMATORS[name](flat.tensors, {})
+    advantages = ESTIMATORS[name](flat.tensors, {"eps": eps} if "eps" in ESTIMATORS[name].options else {})
     of_rows = advantages[0] if ESTIMATORS[name].token_level else advantages
     assert of_rows[first].abs().sum() == 0
     kept = torch.cat([first.nonzero().flatten()[:1], (~first).nonzero().flatten()])

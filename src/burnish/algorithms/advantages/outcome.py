@@ -197,7 +197,7 @@ def grpo_batch_std(scores_B: Tensor, group_ids_B: Tensor, *, eps: float = 1e-6, 
     scores, groups = scores_in_groups("grpo_batch_std", scores_B, group_ids_B, allow_single=allow_single)
     squares = (scores - scores.mean()).square().sum()
     std = (squares / max(scores.numel() - 1, 1)).sqrt()
-    return _narrow(_centre(scores, groups) / (std + eps), scores_B)
+    return _narrow(groups.zero_constant(_centre(scores, groups) / (std + eps), scores), scores_B)
 
 
 def maxrl(scores_B: Tensor, group_ids_B: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ def _centre(scores_B: Tensor, groups: Groups) -> Tensor:
 
 
 def _standardise(scores_B: Tensor, groups: Groups, *, eps: float, unbiased: bool) -> Tensor:
-    return _centre(scores_B, groups) / (groups.std(scores_B, unbiased=unbiased) + eps)
+    return groups.zero_constant(_centre(scores_B, groups) / (groups.std(scores_B, unbiased=unbiased) + eps), scores_B)
 
 
 def _unit_scale(centred_B: Tensor) -> Tensor:
