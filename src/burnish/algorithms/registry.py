@@ -56,18 +56,18 @@ class Formula:
     def option_names(self) -> tuple[str, ...]:
         return (*self.options, *self.required_options)
 
-    def check_options(self, given: Mapping[str, object]) -> None:
+    def check_options(self, given: Mapping[str, object], at: str = "") -> None:
         """Raise ConfigError for an unknown option, for a required one that is missing, and for a value of another kind
-        than the default (null, text or true for a number)."""
+        than the default (null, text or true for a number). `at`: where they are set, as messages begin."""
         for name in sorted(given.keys() - self.option_names):
-            raise ConfigError(f"{self.name!r} has no option {name!r}", remedy=suggestion(name, self.option_names))
+            raise ConfigError(f"{at}{self.name!r} has no option {name!r}", remedy=suggestion(name, self.option_names))
         for name in (name for name in self.required_options if name not in given):
-            raise ConfigError(f"{self.name!r} needs the option {name!r}", remedy=f"set {name} to a number")
+            raise ConfigError(f"{at}{self.name!r} needs the option {name!r}", remedy=f"set {name} to a number")
         for name, value in given.items():
             wanted = _KINDS.get(type(self.options.get(name)))
             if wanted not in (None, _KINDS.get(type(value))):
                 shown = "null" if value is None else f"{value!r:.60}"
-                raise ConfigError(f"{name} of {self.name!r} is {shown}", remedy=f"give {wanted}, or leave it out")
+                raise ConfigError(f"{at}{name} of {self.name!r} is {shown}", remedy=f"give {wanted}, or leave it out")
 
 
 RowT = TypeVar("RowT", bound=Formula)

@@ -88,9 +88,8 @@ YAML = [
 
 
 def number(field: str, value: str, *says: str, base: str = "rl", **how: Any) -> Row:
-    named = () if says[0] in ("has no option '1'", "above 1") else (field,)
     name = f"{field}={value:.30} {' '.join(how.get('command', ('',)))} ({base})"
-    return row(name, *named, *says, words=[f"{field}={value}", *how.pop("also", ())], base=base, **how)
+    return row(name, field, *says, words=[f"{field}={value}", *how.pop("also", ())], base=base, **how)
 
 
 NUMBERS = [

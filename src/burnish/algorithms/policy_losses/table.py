@@ -40,7 +40,10 @@ class PolicyLossSpec(Formula):
         may refuse the two tokens of the trial."""
         if self.name in POLICY_LOSSES:
             tokens_12 = torch.ones(1, 2)
-            loss = self.function(-tokens_12, -tokens_12, torch.tensor([[1.0, -1.0]]), tokens_12, **numbers)
+            try:
+                loss = self.function(-tokens_12, -tokens_12, torch.tensor([[1.0, -1.0]]), tokens_12, **numbers)
+            except ConfigError as error:
+                raise ConfigError(f"algorithm.loss_options: {error.message}", remedy=error.remedy) from None
             if not bool(loss.per_token_BT.isfinite().all()):
                 given = ", ".join(f"{name}: {value}" for name, value in numbers.items())
                 raise ConfigError(f"the loss {self.name!r} is not finite with {given}", remedy="change these numbers")

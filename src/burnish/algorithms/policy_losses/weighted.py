@@ -135,5 +135,5 @@ def _check_bounds(name: str, low: float, high: float) -> None:
     if not (0 <= low <= high and high > 0 and math.isfinite(high)):
         raise ConfigError(
             f"ratio bounds of {name} are [{low}, {high}]",
-            remedy="give absolute ratios with 0 <= ratio_low <= ratio_high, ratio_high finite",
+            remedy="give absolute ratios with 0 <= ratio_low <= ratio_high, ratio_high above 0 and finite",
         )

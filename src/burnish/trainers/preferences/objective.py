@@ -171,10 +171,7 @@ def objective_of(
         taken = {key: value for key, value in shared.items() if key in row.option_names}
         used |= taken.keys()
         options = taken | dict(own)
-        try:
-            row.check_options(options)
-        except ConfigError as error:
-            raise ConfigError(f"losses.{number}: {error.message}", remedy=error.remedy) from None
+        row.check_options(options, f"losses.{number}: ")
         terms.append(PairTerm(name, weight, options))
     for key in shared.keys() - used:
         raise ConfigError(f"{key} is set, but no loss of the run takes it", remedy="remove it")

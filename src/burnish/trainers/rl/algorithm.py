@@ -20,12 +20,12 @@ class AlgorithmParts(NamedTuple):
 def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
     """Find the functions by their names. ConfigError for an unknown name or option, and a number out of its range."""
     estimator = resolve_estimator(algorithm.estimator)
-    estimator.check_options(estimator_numbers(estimator, algorithm))
+    estimator.check_options(estimator_numbers(estimator, algorithm), "algorithm.estimator_options: ")
     loss = resolve_policy_loss(algorithm.loss)
     clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
     numbers = {name: value for name, value in clips.items() if name in loss.option_names and value is not None}
     numbers |= algorithm.loss_options
-    loss.check_options(numbers)
+    loss.check_options(numbers, "algorithm.loss_options: ")
     loss.check_numbers(numbers)
     return AlgorithmParts(estimator, loss, numbers)
 
