@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -24,6 +25,8 @@ def watch_runs(folders: Folders = None) -> None:
 
     from burnish.board.runs import Runs
 
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("burnish watch needs a terminal", remedy="use burnish table, or burnish board for a browser")
     with needing("'burnish[watch]'", ConfigError, "burnish watch needs textual"):
         from burnish.board.terminal import WatchApp
     WatchApp(Runs.below(folders or ["runs"])).run()

@@ -124,13 +124,13 @@ def _known(config: PreferConfig) -> Iterator[Problem]:
 
 def _used(config: PreferConfig) -> Iterator[Problem]:
     """Refuse shared settings that none of the losses takes."""
-    if any(is_function_name(loss.name) for loss in config.losses):
-        return  # its parameters are known when it is loaded
-    taken = {option for loss in config.losses for option in names.PAIR_LOSSES.get(loss.name, ())}
-    for field in [field for field, value in config.shared_options.items() if value is not None]:
-        if config.losses and field not in taken:
-            message = f"is set, but {' and '.join(loss.name for loss in config.losses)} does not take it"
-            yield Problem(field, message, "remove it")
+    if any(loss.name not in names.PAIR_LOSSES for loss in config.losses):
+        return  # parameters of a function are known when it is loaded; `_known` refuses the rest
+    taken = {option for loss in config.losses for option in {*names.PAIR_LOSSES[loss.name]} - loss.options.keys()}
+    losses = " and ".join(loss.name for loss in config.losses)
+    for field, value in config.shared_options.items():
+        if losses and value is not None and field not in taken:
+            yield Problem(field, f"is set, but {losses} does not take it, or sets its own", "remove it")
     if config.reference != START and not any(loss.name in names.REFERENCE_LOSSES for loss in config.losses):
         message = "is set, but none of the losses compares the policy with a reference"
         yield Problem("reference", message, "remove it")

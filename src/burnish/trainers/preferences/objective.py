@@ -169,12 +169,12 @@ def objective_of(
     terms, used = [], set[str]()
     for number, (row, (name, weight, own)) in enumerate(zip(rows, losses, strict=True)):
         taken = {key: value for key, value in shared.items() if key in row.option_names}
-        used |= taken.keys()
+        used |= taken.keys() - own.keys()
         options = taken | dict(own)
         row.check_options(options, f"losses.{number}: ")
         terms.append(PairTerm(name, weight, options))
     for key in shared.keys() - used:
-        raise ConfigError(f"{key} is set, but no loss of the run takes it", remedy="remove it")
+        raise ConfigError(f"{key} is set, but no loss of the run takes it, or each sets its own", remedy="remove it")
     return PreferenceObjective(
         terms=tuple(terms),
         rates_responses=any(name == RATED_LOSS for name, _, _ in losses),

@@ -256,6 +256,7 @@ def test_rated_responses_are_read(prefer_run: Callable[..., PreferConfig], tmp_p
         (["losses=dpo"], "is 'dpo', which is not a loss on preferences"),
         (["losses=[sigmoid, kto]"], "names kto, which makes other pairs"),
         (["losses=sft", "beta=0.2"], "beta is set, but sft does not take it"),
+        (["losses=[{name: ipo, options: {beta: 1.0}}]", "beta=0.2"], "but ipo does not take it, or sets its own"),
         (["losses=simpo", "reference=runs/sft"], "none of the losses compares the policy with a reference"),
         (["losses=ipo", "divergence=js"], "divergence is set, but ipo does not take it"),
         (["losses=[{name: simpo, options: {gama: 1}}]"], "losses.0: 'simpo' has no option 'gama'"),
