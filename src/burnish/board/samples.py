@@ -125,7 +125,7 @@ def lines_by_group(lines: Iterable[RecordedLine]) -> list[list[RecordedLine]]:
 
 
 def shown_group(lines: Sequence[RecordedLine], *, left_out: int = 0) -> Group:
-    """What the page shows of a group's responses."""
+    """Make the group of these responses as the page shows it."""
     first = lines[0]
     group: Group = {
         "id": first["prompt_id"],

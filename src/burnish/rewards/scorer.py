@@ -117,7 +117,7 @@ class ProcessRewardScorer(Closing):
 
     @property
     def worker_spans(self) -> WorkSpans:
-        """What the workers do when."""
+        """Times at which the workers were at work, and the reward that they scored."""
         return self._pool.spans
 
     @property
