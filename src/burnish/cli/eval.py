@@ -43,7 +43,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     console, weights = Console(), None
     name = target if step is None else f"{target}@{step}"
     if Path(target).is_dir() or ("@" in target and not Path(target).is_file()):
-        if step is not None and "@" in target:
+        if step is not None and not Path(target).is_dir():
             raise typer.BadParameter(f"{target} names a checkpoint already", param_hint="--step")
         chosen = find_checkpoint(name, field="the run to evaluate")
         if chosen is None:

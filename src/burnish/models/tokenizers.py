@@ -66,8 +66,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write a tokenizer, with the SentencePiece model that it was made from if its folder has one: Transformers leaves
     that file out, and without it converters to GGUF cut words in other places."""
     tokenizer.save_pretrained(folder)
-    file = Path(tokenizer.name_or_path) / _SENTENCEPIECE
-    if file.is_file() and not (folder / _SENTENCEPIECE).exists():
+    file = Path(tokenizer.name_or_path, _SENTENCEPIECE)  # without a name it was made in memory
+    if tokenizer.name_or_path and file.is_file() and not (folder / _SENTENCEPIECE).exists():
         shutil.copyfile(file, folder / _SENTENCEPIECE)
 
 

@@ -174,7 +174,9 @@ def test_plan_of_a_supervised_run(folder: Path, run: Run) -> None:
     assert "examples 8 " in text
 
 
-def test_eval_takes_one_checkpoint(run: Run) -> None:
+def test_eval_takes_one_checkpoint(run: Run, folder: Path) -> None:
+    (folder / "runs" / "x@1").mkdir(parents=True)
+    assert "runs/x@1 is not the folder of a run" in run("eval", "runs/x@1", "--step", "4", code=2)
     assert "runs/x@2 names a checkpoint already" in run("eval", "runs/x@2", "--step", "4", code=2)
 
 

@@ -215,7 +215,6 @@ def test_a_saved_tokenizer_keeps_its_sentencepiece_model(copy_of_model, tmp_path
     for folder in (tmp_path / "first", tmp_path / "second"):  # of the model, and of its first copy
         save_tokenizer(load_tokenizer(ModelConfig(path=str(copy_of_model))), folder)
         assert (folder / "tokenizer.model").read_bytes() == b"pieces"
-        assert load_tokenizer(ModelConfig(path=str(folder)))("12")["input_ids"]
         copy_of_model = folder
 
 

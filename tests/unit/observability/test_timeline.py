@@ -55,7 +55,6 @@ def test_work_that_goes_on_without_a_pause_is_one_span(tmp_path: Path, monkeypat
     found = read_spans(tmp_path, 1, 1)[1]
     assert [span.process[-1] for span in found] == ["0", "1", "0"]
     assert [round(span.ended - span.began, 3) for span in found] == [3.0, 2.0, 1.5]
-    assert not spans.take()
 
 
 def test_a_resumed_run_keeps_what_came_before_and_no_torn_line(tmp_path: Path) -> None:
