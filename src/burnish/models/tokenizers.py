@@ -18,7 +18,7 @@ from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids
 from burnish.outside.reading import file_problem, reading
 from burnish.types import Tokenizer
 
-_SENTENCEPIECE = "tokenizer.model"
+_CONFIG, _SENTENCEPIECE = "tokenizer_config.json", "tokenizer.model"
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
@@ -63,12 +63,19 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer, with the SentencePiece model that it was made from if its folder has one: Transformers leaves
-    that file out, and without it converters to GGUF cut words in other places."""
+    """Write a tokenizer, with the SentencePiece model that it was made from if its folder has one.
+
+    Transformers leaves that file out, and without it converters to GGUF cut words in other places. With it they read
+    added tokens from the configuration alone.
+    """
     tokenizer.save_pretrained(folder)
     file = Path(tokenizer.name_or_path, _SENTENCEPIECE)  # without a name it was made in memory
     if tokenizer.name_or_path and file.is_file() and not (folder / _SENTENCEPIECE).exists():
         shutil.copyfile(file, folder / _SENTENCEPIECE)
+        settings = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        added = tokenizer.added_tokens_decoder.items()
+        settings["added_tokens_decoder"] = {str(number): token.__getstate__() for number, token in added}
+        (folder / _CONFIG).write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
 def _stands_in_its_file(folder: Path) -> bool:
@@ -76,7 +83,7 @@ def _stands_in_its_file(folder: Path) -> bool:
     (Qwen 2) transformers ignores that name and takes the model's own class, which splits texts by its own rules: a
     tokenizer that was made for a model, or saved with it, would silently become another one. The folder has passed
     `_kind_of_model`."""
-    named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["tokenizer_class"]
+    named = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))["tokenizer_class"]
     return named in ("TokenizersBackend", "PreTrainedTokenizerFast") and (folder / "tokenizer.json").exists()
 
 
@@ -86,7 +93,7 @@ def _kind_of_model(folder: Path) -> dict[str, object] | None:
     the files name no class or bring code: then transformers has to look at the whole config."""
     try:
         model, tokenizer = (
-            json.loads((folder / name).read_text(encoding="utf-8")) for name in ("config.json", "tokenizer_config.json")
+            json.loads((folder / name).read_text(encoding="utf-8")) for name in ("config.json", _CONFIG)
         )
     except (OSError, ValueError):
         return None

@@ -215,6 +215,8 @@ def test_a_saved_tokenizer_keeps_its_sentencepiece_model(copy_of_model, tmp_path
     for folder in (tmp_path / "first", tmp_path / "second"):  # of the model, and of its first copy
         save_tokenizer(load_tokenizer(ModelConfig(path=str(copy_of_model))), folder)
         assert (folder / "tokenizer.model").read_bytes() == b"pieces"
+        added = json.loads((folder / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+        assert {"E", "P"} <= {token["content"] for token in added.values()}
         copy_of_model = folder
 
 
