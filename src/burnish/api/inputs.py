@@ -24,7 +24,6 @@ from burnish.config.names import IN_MEMORY, MODEL_REWARD, PUZZLES
 from burnish.config.schema import RewardConfig
 from burnish.config.schema_data import DataSource
 from burnish.errors import CheckpointError, ConfigError, DataError
-from burnish.models.tokenizers import save_tokenizer
 from burnish.observability.atomic import write_text_atomically
 from burnish.rewards.constructors import FunctionReward, name_of
 from burnish.types import Json, Tokenizer
@@ -211,6 +210,8 @@ def remove_torn(folder: Path) -> None:
 
 
 def _write_into(folder: Path, inputs: Inputs) -> None:
+    from burnish.models.tokenizers import save_tokenizer  # imports torch
+
     for name, rows in inputs.rows.items():
         write_text_atomically(folder / name, rows_text(rows, name))
     for name, table in inputs.tables.items():
