@@ -353,8 +353,7 @@ def check_failures(items: Sequence[Item], scored: Sequence[Rollout], most: float
     reason, _, traceback = first.status_detail.partition("\n")
     fix = f"fix the reward{' (--debug shows the whole traceback)' if traceback else ''}"
     if lost:
-        whose = "agent" if reason.startswith("the agent") else "environment"
-        fix = f"fix or restart the {whose}, then give the same command again to continue"
+        fix = "fix or restart the environment or agent, then give the same command again to continue"
     raise (OutageError if lost else RewardError)(
         f"{len(failed)} of {len(ends)} responses could not be scored (by domain: {counts}), more than"
         f" scoring.max_failure_fraction {most:g} allows."

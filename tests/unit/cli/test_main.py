@@ -359,7 +359,8 @@ def test_every_algorithm_is_explained_with_its_source(name: str, run: Run) -> No
 
 def test_all_presets_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "250")
-    assert all(name in run("algorithms") for name in (*PRESETS, *PAIR_LOSSES))
+    text = run("algorithms")
+    assert all(name in text for name in (*PRESETS, *PAIR_LOSSES))
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
