@@ -75,6 +75,7 @@ def test_a_run_is_pushed_with_a_card_that_repeats_it(
     assert not pushed.keys() - {"private", "files"}
     assert main(["push", str(folder), "--card-only", str(tmp_path / "card.md")]) == 0
     assert main(["push", str(folder), "--card-only", str(tmp_path / "card.md")]) == 2
+    assert main(["push", str(folder), "--card-only", str(tmp_path / "new.md"), "--public"]) == 2
     assert (tmp_path / "card.md").read_text().startswith("---\nlibrary_name: transformers\n")
     assert list(hub) == ["user/name"]
 

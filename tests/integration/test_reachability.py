@@ -150,7 +150,7 @@ def algorithm_of(estimator: str, loss: str, aggregation: str, kl_in: str, **fiel
         aggregation=aggregation,
         kl_in=kl_in,
         kl_coef=0.0 if kl_in == "none" else 0.05,
-        kl_estimator="k1" if kl_in == "reward" else "k3",
+        kl_estimator={"reward": "k1", "loss": "k3"}.get(kl_in),
         **fields,  # type: ignore[arg-type]
     )
 

@@ -130,7 +130,7 @@ def conversing(
     the domain holds no conversations, and for what a run would refuse."""
     chosen = domain_with_conversations(config, domain)
     with ExitStack() as stack:
-        partner, _ = open_partner(config, chosen, loaded, stack)
+        partner, _ = open_partner(config, chosen, loaded.tokenizer, loaded.eos_token_ids, stack)
         if partner.rewriting:
             raise ConfigError(
                 "the chat template writes earlier turns anew (conversation.trajectory: fork), which cannot be done "

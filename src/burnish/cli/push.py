@@ -50,6 +50,8 @@ def push(
     console = Console()
     if (repository is None) == (card_only is None):
         raise ConfigError("one destination is needed", remedy="give either USER/NAME or --card-only FILE")
+    if card_only is not None and (public or update):
+        raise ConfigError("--public and --update are for an upload", remedy="leave them out, or give USER/NAME")
     policy = load_run(run).policy
     card = model_card(facts_of(run, repository or Path(run.partition("@")[0]).name))
     if card_only is not None:

@@ -109,6 +109,7 @@ def _unused(config: RlFields) -> Iterator[Problem]:
         ("gamma", not known or estimator in names.GAMMA_ESTIMATORS, f"{lacks} discount"),
         ("discount", not known or estimator in names.DISCOUNT_ESTIMATORS, f"{lacks} choice of discount"),
         ("lam", not known or estimator in names.LAM_ESTIMATORS, f"{lacks} lambda"),
+        ("kl_estimator", algorithm.kl_in != "none", "it belongs to a KL: set kl_in and kl_coef too"),
         ("kl_horizon", algorithm.kl_target is not None, "it belongs to adaptive KL: set kl_target too"),
         ("whiten_over", algorithm.whitens, "it belongs to whiten_rewards and whiten_advantages"),
         ("max_refills", refills, "it belongs to dynamic_sampling: true, and to the difficulty of domains"),

@@ -44,7 +44,7 @@ def _kl(given: Mapping[str, Json]) -> tuple[str, ...]:
     """KL settings to drop: a run file that turns the preset's KL off with one field need not unset the others."""
     said = _section(given, "algorithm")
     steering = ("algorithm.kl_estimator", "algorithm.kl_target", "algorithm.kl_horizon")
-    if said.get("kl_in") == "none" and "kl_coef" not in said:
+    if said.get("kl_in") == "none" and said.get("kl_coef", 0) == 0:
         return ("algorithm.kl_coef", *steering)
     if said.get("kl_coef") in (0, 0.0) and "kl_in" not in said:
         return ("algorithm.kl_in", *steering)

@@ -131,6 +131,11 @@ def _used(config: PreferConfig) -> Iterator[Problem]:
     for field, value in config.shared_options.items():
         if losses and value is not None and field not in taken:
             yield Problem(field, f"is set, but {losses} does not take it, or sets its own", "remove it")
+    for number, loss in enumerate(config.losses):
+        diverges = "divergence" in names.PAIR_LOSSES[loss.name] and "alpha" in loss.options
+        if diverges and loss.options.get("divergence", config.divergence) != "alpha":
+            message, remedy = "is set, but the divergence is not alpha", "set divergence: alpha, or remove it"
+            yield Problem(f"losses.{number}.options.alpha", message, remedy)
     if config.reference != START and not any(loss.name in names.REFERENCE_LOSSES for loss in config.losses):
         message = "is set, but none of the losses compares the policy with a reference"
         yield Problem("reference", message, "remove it")

@@ -211,6 +211,11 @@ def _with_tokenizer(
     )
 
 
+def end_ids_of(config: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Token ids that end responses of a model that is not loaded, from its files."""
+    return eos_token_ids(tokenizer, *_raw_configs(resolve_source(config.path, field="model.path"), config))
+
+
 def sampled_ids(loaded: LoadedModel) -> int:
     """Number of token ids that may be sampled, counted from 0."""
     return loaded.vocabulary or num_embeddings(loaded.model)

@@ -107,7 +107,27 @@ CHAINS = [
         {"command": ("eval",), "words": [f"runs/old@{choice}"]},
     )
 ]
-ROWS = [*LOADING, *CALLING, *NAMES, *PARTS, *CHAINS]
+TEMPLATE = (
+    "{{ tools | tojson if tools }}{% for message in messages %}{{ message.content }}"
+    "{{ message.tool_calls | tojson if message.tool_calls }}{{ eos_token }}{% endfor %}"
+)
+PLANS = [
+    row(
+        f"plan: {words}",
+        says,
+        files={"parts.py": "class Shop:\n    def reset(self): ...\n", "t.jinja": TEMPLATE},
+        command=("plan", "run.yaml"),
+        words=["data.chat=always", "model.chat_template=t.jinja", f"conversation={words}"],
+    )
+    for words, says in (
+        ("{environment: 'parts.py:Shopp'}", "Shopp"),
+        ("{environment: 'parts.py:Shop', environment_options: {size: 3}}", "size"),
+        ("{tools: ['parts.py:add']}", "has no add"),
+        ("{tools: calculator, parser: hermes}", '"name": "calculator"'),  # prompts offer it
+        ("{agent: 'parts.py:play'}", "has no play"),
+    )
+]
+ROWS = [*LOADING, *CALLING, *NAMES, *PARTS, *CHAINS, *PLANS]
 
 
 @pytest.mark.slow_cases("1[0-9]-*", "2[013-7]-*", "[23469]-*")

@@ -88,6 +88,7 @@ NEVER_FALLS = (
         ("rl", "sandbox.tire=process", "did you mean sandbox.tier?"),
         ("sft", "sandbox.tier=process", "sandbox is not a known key"),
         ("rm", "sandbox.tier=process", "sandbox is not a known key"),
+        ("rl", "algorithm.kl_in=none algorithm.kl_estimator=k2", "algorithm.kl_estimator is k2, but it is not used"),
         ("rl", "algorithm=grpo algorithm.discount=turn", "the estimator 'grpo' has no choice of discount"),
         ("rl", "algorithm=turn_grpo algorithm.discount=turn", "the estimator 'turn_grpo' has no choice of discount"),
         ("rl", "algorithm=turn_grpo algorithm.whiten_rewards=true", "longer responses would score higher"),

@@ -45,7 +45,8 @@ def is_of_library(kind: type) -> bool:
 
 
 def gymnasium_source(name: str, options: Mapping[str, Json], wanted: str) -> GameSource:
-    """Games that `gymnasium.make(ID)` makes. `reset` gets the seed alone. Raises ConfigError for an unknown ID."""
+    """Games that `gymnasium.make(ID)` makes. `reset` gets the seed alone. Raises ConfigError for an unknown ID, or
+    if none can be made with the options."""
     with needing("gymnasium", ConfigError, f"{wanted}, but gymnasium is not installed"):
         package = importlib.import_module("gymnasium")
     try:
@@ -53,6 +54,7 @@ def gymnasium_source(name: str, options: Mapping[str, Json], wanted: str) -> Gam
     except package.error.Error as error:
         raise ConfigError(f"{wanted}, which Gymnasium does not have: {error}", remedy="check the spelling") from error
     maker = Maker(f"gym:{name}", lambda **given: package.make(name, **given), options)
+    maker.class_made(wanted)
     return GameSource(maker, package.Env, wanted, takes_row=False)
 
 

@@ -37,6 +37,13 @@ class Maker:
         with calling_outside(f"making the environment {self.name}", EnvironmentFailedError):
             return self.call(**{**self.options, **more})
 
+    def class_made(self, wanted: str) -> type:
+        """Make one object, and close it, to learn its class. ConfigError, which begins with `wanted`, if that fails."""
+        with calling_outside(f"{wanted}, but calling it", ConfigError):
+            trial = self.call(**self.options)
+        Instance(trial, self.name).close()
+        return type(trial)
+
 
 class Instance:
     """An object and what it has paid so far. A base for environments, which add `call` and `step`."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from burnish.agents.environments.agents import find_agent
 from burnish.agents.environments.games import GameSource, gymnasium_source, is_game, is_of_library
-from burnish.agents.environments.instance import Instance, Maker, check_options
+from burnish.agents.environments.instance import Maker, check_options
 from burnish.agents.environments.protocol import EnvironmentSource
 from burnish.agents.environments.tool_class import ToolClassSource
 from burnish.errors import ConfigError, needing
-from burnish.outside.plugins import calling_outside, find_member
+from burnish.outside.plugins import find_member
 from burnish.types import Json
 
 
@@ -38,8 +38,9 @@ def find_environment(
     arguments of the class, the function or `gymnasium.make`; of OpenEnv's, `timeout_seconds`. where: the field of the
     run file, for messages.
 
-    Nothing is started, except that a function is called once, to learn what it makes, and an OpenEnv server is asked
-    for its schemas. Raises ConfigError for what cannot be used, EnvironmentFailedError if a server does not answer.
+    Nothing is started, except that a function or `gymnasium.make` is called once, to learn what it makes, and an
+    OpenEnv server is asked for its schemas. Raises ConfigError for what cannot be used, EnvironmentFailedError if a
+    server does not answer.
     """
     kind, _, rest = name.partition(":")
     wanted = f"{where} is {name!r}"
@@ -63,16 +64,8 @@ def find_environment(
 
 
 def _source(found: Any, maker: Maker, wanted: str) -> EnvironmentSource:
-    made_class = found if inspect.isclass(found) else _class_made(maker, wanted)
+    made_class = found if inspect.isclass(found) else maker.class_made(wanted)
     if not is_game(made_class):
         return ToolClassSource(maker, made_class, wanted)
     # `options` of Gymnasium's reset are its own; a column of this name (of a multiple choice, say) is something else.
     return GameSource(maker, made_class, wanted, without=("options",) if is_of_library(made_class) else ())
-
-
-def _class_made(maker: Maker, wanted: str) -> type:
-    """The class of the objects that a function makes: it is called once."""
-    with calling_outside(f"{wanted}, but calling it", ConfigError):
-        trial = maker.call(**maker.options)
-    Instance(trial, maker.name).close()
-    return type(trial)

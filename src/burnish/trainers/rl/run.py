@@ -39,7 +39,9 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         scorer = stack.enter_context(open_scorer(config, console, paths))
         loaded = stack.enter_context(open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))
-        conversations = stack.enter_context(open_conversations(config, domain_settings(config), loaded, console))
+        settings, tokenizer, ends = domain_settings(config), loaded.tokenizer, loaded.eos_token_ids
+        conversations = stack.enter_context(open_conversations(config, settings, tokenizer, ends))
+        say(console, conversations.lines)
         engine = stack.enter_context(open_rl_engine(config, loaded, console))
         engine = conversations.around(engine, longest_text(config, loaded))
         say(console, paths.lines(verbose=config.logging.verbose))

@@ -55,12 +55,7 @@ def test_gymnasium() -> None:
         ("FrozenLak-v1", {}, ConfigError, "which Gymnasium does not have: .*FrozenLake"),
         ("Pendulum-v1", {}, ConfigError, "whose actions are Box"),
         ("CartPole-v1", {}, EnvironmentFailedError, "a value of the type numpy.ndarray"),
-        (
-            "Blackjack-v1",
-            {"nothing": 1},
-            EnvironmentFailedError,
-            "making the environment gym:Blackjack-v1 failed: TypeError",
-        ),
+        ("Blackjack-v1", {"nothing": 1}, ConfigError, "gym:Blackjack-v1', but calling it failed: TypeError"),
     ],
 )
 def test_what_gymnasium_does_not_have(

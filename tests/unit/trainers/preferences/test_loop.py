@@ -259,6 +259,7 @@ def test_rated_responses_are_read(prefer_run: Callable[..., PreferConfig], tmp_p
         (["losses=[{name: ipo, options: {beta: 1.0}}]", "beta=0.2"], "but ipo does not take it, or sets its own"),
         (["losses=simpo", "reference=runs/sft"], "none of the losses compares the policy with a reference"),
         (["losses=ipo", "divergence=js"], "divergence is set, but ipo does not take it"),
+        (["losses=[{name: hinge, options: {alpha: 0.5}}]"], "alpha is set, but the divergence is not alpha"),
         (["losses=[{name: simpo, options: {gama: 1}}]"], "losses.0: 'simpo' has no option 'gama'"),
         (["losses=[]"], "losses is empty"),
         (["ties=half"], "ties"),

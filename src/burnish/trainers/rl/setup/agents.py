@@ -6,21 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from rich.console import Console
-
 from burnish.agents.endpoint.agents import GIVEN, AgentEngine, AgentServer, AgentTalk
 from burnish.agents.endpoint.chat_tokens import Speech
 from burnish.agents.environments.warm_parent import ConversationHost, Wanted
 from burnish.config.domains import DomainSettings
 from burnish.config.schema import RlConfig
-from burnish.config.schema_rollout import ConversationConfig
 from burnish.data.prompts import PromptSet
 from burnish.errors import ConfigError
-from burnish.models.loading import LoadedModel
-from burnish.observability.console import say
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.trainers.rl.setup.feeds import with_template
-from burnish.types import Json, Prompt
+from burnish.types import Prompt, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +25,7 @@ class Agents:
     by_domain: Mapping[str, AgentTalk] = field(default_factory=dict)
     server: AgentServer | None = None
     talks: dict[str, tuple[AgentTalk, Prompt]] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
 
     def add(self, domain: str, prompts: PromptSet) -> None:
         """Let these prompts be held by agents, if their domain has them. ConfigError if they cannot."""
@@ -59,29 +55,29 @@ class Agents:
 
 @contextmanager
 def open_agents(
-    config: RlConfig, settings: Sequence[DomainSettings], loaded: LoadedModel, console: Console
+    config: RlConfig, settings: Sequence[DomainSettings], tokenizer: Tokenizer, end_ids: Sequence[int]
 ) -> Iterator[Agents]:
     """Start the server and the processes of agents; they are ended at the end. ConfigError or RolloutError if that is
     not possible."""
     having = [one for one in settings if one.conversation is not None and one.conversation.agent is not None]
     with ExitStack() as stack:
-        talks = {domain.key: _open_talk(config, domain, loaded, stack) for domain in having}
+        talks = {domain.key: _open_talk(config, domain, tokenizer, end_ids, stack) for domain in having}
         server = None
         if having:
             server = AgentServer()
             stack.callback(server.close)
-        for domain in having:
-            say(console, _lines(domain))
-        yield Agents(talks, server)
+        yield Agents(talks, server, lines=tuple(line for domain in having for line in _lines(domain)))
 
 
-def _open_talk(config: RlConfig, domain: DomainSettings, loaded: LoadedModel, stack: ExitStack) -> AgentTalk:
-    conversation, where = domain.conversation, domain.place("conversation")
+def _open_talk(
+    config: RlConfig, domain: DomainSettings, tokenizer: Tokenizer, end_ids: Sequence[int], stack: ExitStack
+) -> AgentTalk:
+    conversation, host = domain.conversation, open_host(domain, stack)
     assert conversation is not None
-    host = open_host(conversation, where, f"agent:{conversation.agent}", conversation.agent_options, (), stack)
+    assert host is not None
     speech = Speech.of(
-        with_template(loaded.tokenizer, domain.chat_template),
-        (*loaded.eos_token_ids, *config.rollout.stop_token_ids),
+        with_template(tokenizer, domain.chat_template),
+        (*end_ids, *config.rollout.stop_token_ids),
         domain.template_options,
         parser=conversation.parser,
     )
@@ -102,17 +98,18 @@ def _open_talk(config: RlConfig, domain: DomainSettings, loaded: LoadedModel, st
     )
 
 
-def open_host(
-    conversation: ConversationConfig,
-    where: str,
-    environment: str | None,
-    options: Mapping[str, Json],
-    tools: Sequence[str],
-    stack: ExitStack,
-) -> ConversationHost:
-    """Start the processes of conversations, which `stack` ends."""
-    wanted = Wanted(tools, environment, options, where, conversation.variables, conversation.start_timeout_seconds)
-    host = ConversationHost(wanted)
+def open_host(domain: DomainSettings, stack: ExitStack) -> ConversationHost | None:
+    """Start the processes of a domain's own tools, and of its environment or agent, which `stack` ends. None if it has
+    none of these. ConfigError if they cannot be used."""
+    conversation, where = domain.conversation, domain.place("conversation")
+    assert conversation is not None
+    environment, options = conversation.environment, conversation.environment_options
+    if conversation.agent is not None:
+        environment, options = f"agent:{conversation.agent}", conversation.agent_options
+    if environment is None and not conversation.own_tools:
+        return None
+    variables, seconds = conversation.variables, conversation.start_timeout_seconds
+    host = ConversationHost(Wanted(conversation.own_tools, environment, options, where, variables, seconds))
     stack.callback(host.close)
     return host
 

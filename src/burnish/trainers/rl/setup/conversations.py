@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from rich.console import Console
-
 from burnish.agents.conversation import ConversingEngine, Talk
 from burnish.agents.endpoint.chat_tokens import renderer
 from burnish.agents.environments.mcp_tools import McpServer, McpTools
@@ -24,7 +22,7 @@ from burnish.agents.tools.calls import ServedTools
 from burnish.agents.tools.checking import function_of
 from burnish.agents.tools.parsers.protocol import Schemas, ToolParser
 from burnish.agents.tools.parsers.registry import find_parser, recognise
-from burnish.config.domains import DomainSettings
+from burnish.config.domains import DomainSettings, Split, used_domains
 from burnish.config.names import AUTO_PARSER, KEEP_THINKING, MCP_TOOL, PYTHON_TOOL
 from burnish.config.schema import RlConfig
 from burnish.config.schema_rl import SandboxConfig
@@ -35,12 +33,10 @@ from burnish.data.histories import HistoryEncoder
 from burnish.data.prompts import PromptSet
 from burnish.data.template import ChatFormat, Template
 from burnish.errors import ConfigError, DataError
-from burnish.models.loading import LoadedModel
-from burnish.observability.console import say
 from burnish.outside.plugins import why_not
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.rl.setup.agents import Agents, open_agents, open_host
-from burnish.trainers.rl.setup.feeds import with_template
+from burnish.trainers.rl.setup.feeds import load_prompt_set, with_template
 from burnish.types import Json, Prompt, Tokenizer
 from burnish.words import did_you_mean
 
@@ -59,6 +55,8 @@ class Conversations:
     single: set[str] = field(default_factory=set)
     tokenizer: Tokenizer | None = None
     agents: Agents = field(default_factory=Agents)
+    lines: tuple[str, ...] = ()
+    """For the user: partners, tools, turns, and what makes numbers differ."""
 
     def offered(self, domain: str) -> tuple[Mapping[str, Json], ...]:
         """Schemas of the tools that all prompts of a domain offer, besides the tools in their rows."""
@@ -103,24 +101,44 @@ class Conversations:
 
 @contextmanager
 def open_conversations(
-    config: RlConfig, settings: Sequence[DomainSettings], loaded: LoadedModel, console: Console
+    config: RlConfig, settings: Sequence[DomainSettings], tokenizer: Tokenizer, end_ids: Sequence[int]
 ) -> Iterator[Conversations]:
-    """Start what the domains converse with; it is ended at the end. ConfigError or DataError if it cannot be used with
-    the model's chat template."""
+    """Start what the domains converse with; it is ended at the end. end_ids: token ids that end the model's responses.
+    ConfigError or DataError if something cannot be used with the model's chat template."""
+    lines: list[str] = []
     talks: dict[str, Talk] = {}
     schemas: dict[str, Schemas] = {}
     having = [one.conversation for one in settings if one.conversation is not None]
     allow_connections(sum(one.max_open * (1 + len(one.own_tools) // 4) for one in having))
     with ExitStack() as stack:
-        agents = stack.enter_context(open_agents(config, settings, loaded, console))
+        agents = stack.enter_context(open_agents(config, settings, tokenizer, end_ids))
+        lines += agents.lines
         for domain in settings:
             if domain.conversation is None or domain.key in agents.by_domain:
                 continue
-            partner, lines = open_partner(config, domain, loaded, stack)
-            say(console, lines)
+            partner, told = open_partner(config, domain, tokenizer, end_ids, stack)
+            lines += told
             schemas[domain.key] = partner.schemas
             talks[domain.key] = talk_with(partner, domain)
-        yield Conversations(talks, schemas, tokenizer=loaded.tokenizer, agents=agents)
+        yield Conversations(talks, schemas, tokenizer=tokenizer, agents=agents, lines=tuple(lines))
+
+
+def load_domains(
+    config: RlConfig,
+    settings: Sequence[DomainSettings],
+    tokenizer: Tokenizer,
+    context: int | None,
+    split: Split,
+    conversations: Conversations,
+) -> dict[str, PromptSet]:
+    """The prompts of the domains that are trained or evaluated, by name. They are added to the conversations. context:
+    the model's, in tokens, or None if it is unlimited."""
+    found = {}
+    for one in used_domains(config, settings, split):
+        prompts = load_prompt_set(config, one, tokenizer, context, split, conversations.offered(one.key))
+        conversations.add(one.key, prompts, ChatFormat(one.chat, one.template_options))
+        found[one.key] = prompts
+    return {name: prompts for name, prompts in found.items() if prompts}
 
 
 def talk_with(partner: ToolsAndEnvironment, domain: DomainSettings) -> Talk:
@@ -137,25 +155,23 @@ def talk_with(partner: ToolsAndEnvironment, domain: DomainSettings) -> Talk:
 
 
 def open_partner(
-    config: RlConfig, domain: DomainSettings, loaded: LoadedModel, stack: ExitStack
+    config: RlConfig, domain: DomainSettings, tokenizer: Tokenizer, end_ids: Sequence[int], stack: ExitStack
 ) -> tuple[ToolsAndEnvironment, Sequence[str]]:
     """Start the tools and the environment of a domain, which `stack` ends. Returns them, and lines for the user. Raises
     like `open_conversations`."""
     conversation, where = domain.conversation, domain.place("conversation")
     assert conversation is not None
-    host, tools, environment = None, conversation.own_tools, conversation.environment
-    if tools or environment is not None:
-        host = open_host(conversation, where, environment, conversation.environment_options, tools, stack)
+    host = open_host(domain, stack)
     served, tool_limits = open_served_tools(conversation, config.sandbox, where, stack)
     own = () if host is None else host.schemas
     functions = zip((tool for tool in conversation.tools if not tool.is_served), own, strict=False)
     tool_limits |= {str(function_of(schema)["name"]): _limits(tool, conversation) for tool, schema in functions}
     schemas = (*own, *(schema for tools in served for schema in tools.schemas))
     _check_names(schemas, where)
-    tokenizer = with_template(loaded.tokenizer, domain.chat_template)
+    tokenizer = with_template(tokenizer, domain.chat_template)
     chat = ChatFormat("always", domain.template_options)
     parser, name = _parser(conversation, where, tokenizer, chat, schemas)
-    stop = frozenset((*loaded.eos_token_ids, *config.rollout.stop_token_ids))
+    stop = frozenset((*end_ids, *config.rollout.stop_token_ids))
     observations = ObservationFormat(Template(tokenizer, chat.options, schemas), stop)
     answers_text = host is not None and host.answers_text
     observers: list[Observer] = [*(("tool",) if schemas else ()), *(("user",) if answers_text else ())]

@@ -7,21 +7,17 @@ from dataclasses import dataclass
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config import names
-from burnish.config.domains import ALL, DomainSettings, Split, used_domains
+from burnish.config.domains import ALL, DomainSettings
 from burnish.config.schema import RlConfig
 from burnish.data.feeds import DomainFeeds, Drawn, Positions, SampledPrompts
 from burnish.data.overlap import Asked
 from burnish.data.prompts import PromptSet
 from burnish.data.shares import Shares
-from burnish.data.template import ChatFormat
-from burnish.models.loading import LoadedModel
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of_domain
 from burnish.rollouts.engine import Sampling
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.difficulty import Filter, PassRates, recorded_outcomes
-from burnish.trainers.rl.setup.conversations import Conversations
-from burnish.trainers.rl.setup.feeds import load_prompt_set
 from burnish.types import Prompt, RolloutGroup
 
 
@@ -72,24 +68,6 @@ class Domains:
         for group in groups if self.rates.windows else ():
             domain = self.of(group.prompt)
             self.rates.observe(step, domain.settings.key, group.prompt.id, domain.filter.solved(group))
-
-
-def load_domains(
-    config: RlConfig,
-    settings: Sequence[DomainSettings],
-    loaded: LoadedModel,
-    split: Split,
-    conversations: Conversations,
-) -> dict[str, PromptSet]:
-    """The prompts of the domains that are trained or evaluated, by name. They are added to the conversations."""
-    tokenizer, context = loaded.tokenizer, loaded.context_length
-    used = used_domains(config, settings, split)
-    found = {}
-    for one in used:
-        prompts = load_prompt_set(config, one, tokenizer, context, split, conversations.offered(one.key))
-        conversations.add(one.key, prompts, ChatFormat(one.chat, one.template_options))
-        found[one.key] = prompts
-    return {name: prompts for name, prompts in found.items() if prompts}
 
 
 def prompts_of(sets: Mapping[str, PromptSet]) -> list[Prompt]:

@@ -32,9 +32,9 @@ from burnish.trainers.rl.credit.by_domain import DomainCredit
 from burnish.trainers.rl.evaluation import build_evaluator
 from burnish.trainers.rl.lessons import Lessons
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.setup.conversations import open_conversations
+from burnish.trainers.rl.setup.conversations import load_domains, open_conversations
 from burnish.trainers.rl.setup.critic import build_value_objective
-from burnish.trainers.rl.setup.domains import asked_by, build_domains, load_domains, prompts_of
+from burnish.trainers.rl.setup.domains import asked_by, build_domains, prompts_of
 from burnish.trainers.rl.setup.objective import objectives
 from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_players, outline_of
 from burnish.trainers.rl.setup.preflight import check_difficulty, check_settings, precision_lines, timing_lines
@@ -70,8 +70,10 @@ def open_rl_run(
         if "reward_model" in config.cluster.offload:
             scorer.rest_models(workplace.path)
         check_rotation(loaded.model.config, longest_text(config, loaded))
-        conversations = stack.enter_context(open_conversations(config, settings, loaded, console))
-        train = load_domains(config, settings, loaded, "train", conversations)
+        tokenizer, ends = loaded.tokenizer, loaded.eos_token_ids
+        conversations = stack.enter_context(open_conversations(config, settings, tokenizer, ends))
+        say(console, conversations.lines)
+        train = load_domains(config, settings, tokenizer, loaded.context_length, "train", conversations)
         for prompts in train.values():
             say(console, prompts.lines())
         scorer.check_prompts(prompts_of(train))

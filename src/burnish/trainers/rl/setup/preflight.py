@@ -6,7 +6,8 @@ What only runs with teachers or reward models need is imported for them, because
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,8 @@ from burnish.rewards.success import success_of_domain, why_not_measured
 from burnish.rollouts.registry import can_stop
 from burnish.trainers.rl.algorithm import AlgorithmParts, reads_responses_alone, resolve_algorithm
 from burnish.trainers.rl.difficulty import recorded_files_of
-from burnish.trainers.rl.setup.feeds import load_prompt_set
+from burnish.trainers.rl.setup.agents import open_host
+from burnish.trainers.rl.setup.conversations import Conversations, load_domains, open_conversations
 from burnish.types import Prompt, Tokenizer
 
 SPLITS: tuple[Split, Split] = ("train", "eval")
@@ -119,13 +121,14 @@ def preview(config: RlConfig, facts: ModelFacts | None) -> Preview:
     tokenizer = local_tokenizer(config)
     if config.named_teachers:
         _check_teachers(config, tokenizer)
-    train, heldout = _local_splits(config, tokenizer, facts)
+    with _conversations(config, tokenizer) as conversations:
+        train, heldout = _local_splits(config, tokenizer, facts, conversations)
     prompts = [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)]
     _check_rewards(config, prompts)
     if train:
         check_bound_rewards(config, prompts[0])
     twice = find_overlap(*([asked for some in found for asked in _asked(some)] for found in (train, heldout)))
-    told = (*timing_lines(config), *precision_lines(config), *no_overlap_lines(config))
+    told = (*conversations.lines, *timing_lines(config), *precision_lines(config), *no_overlap_lines(config))
     unknown = () if train else ("data.train names a data set on the hub, so the number of prompts is unknown",)
     notes = [*unknown, *twice.lines(), *told, *notes_on(config)]
     return count_prompts(train, heldout, notes)
@@ -167,16 +170,16 @@ def _is_absent(place: NamedPlace, source: DataSource | None) -> bool:
 
 def local_rows(config: RlConfig, facts: ModelFacts | None, tokenizer: Tokenizer | None) -> Preview:
     """Count the prompts of data on this machine."""
-    train, heldout = _local_splits(config, tokenizer, facts)
+    train, heldout = _local_splits(config, tokenizer, facts, Conversations())
     return count_prompts(train, heldout, ())
 
 
 def _local_splits(
-    config: RlConfig, tokenizer: Tokenizer | None, facts: ModelFacts | None
+    config: RlConfig, tokenizer: Tokenizer | None, facts: ModelFacts | None, conversations: Conversations
 ) -> tuple[list[Prompts], list[Prompts]]:
     """Prompts of both splits (`local_prompts`), tried on the teachers' templates and contexts."""
     context = None if facts is None else facts.context_tokens
-    train, heldout = (local_prompts(config, split, tokenizer, context) for split in SPLITS)
+    train, heldout = (local_prompts(config, split, tokenizer, context, conversations) for split in SPLITS)
     if not config.named_teachers:
         return train, heldout
     from burnish.trainers.rl.setup.teachers import check_contexts, check_teacher_prompts
@@ -326,19 +329,36 @@ def local_tokenizer(config: RunConfig) -> Tokenizer | None:
 
 
 def local_prompts(
-    config: RlConfig, split: Split, tokenizer: Tokenizer | None, context_tokens: int | None
+    config: RlConfig, split: Split, tokenizer: Tokenizer | None, context: int | None, conversations: Conversations
 ) -> list[Prompts]:
     """Prompts of each domain as the run would have them; without a tokenizer none is too long. Empty if any must be
-    downloaded."""
+    downloaded. context: the model's, in tokens, or None if it is unlimited."""
     if any(needs_download(source) for source in config.named_sources(split).values()):
         return []
-    found: list[Prompts] = []
-    for domain in used_domains(config, domain_settings(config), split):
-        if tokenizer is None:
-            found.append(read_prompts(sources_of(config, domain, split), DomainRows.of(config, domain, split))[0])
-        else:
-            found.append(load_prompt_set(config, domain, tokenizer, context_tokens, split))
+    settings = domain_settings(config)
+    if tokenizer is not None:
+        return list(load_domains(config, settings, tokenizer, context, split, conversations).values())
+    used = used_domains(config, settings, split)
+    found = [read_prompts(sources_of(config, one, split), DomainRows.of(config, one, split))[0] for one in used]
     return [some for some in found if some]
+
+
+@contextmanager
+def _conversations(config: RlConfig, tokenizer: Tokenizer | None) -> Iterator[Conversations]:
+    """Start what the domains converse with, as the run does; it is ended at the end. Without a tokenizer, templates and
+    served tools are not tried."""
+    settings = [one for one in domain_settings(config) if one.conversation is not None]
+    with ExitStack() as stack:
+        if tokenizer is None:
+            for domain in settings:
+                open_host(domain, stack)
+        found = Conversations()
+        if settings and tokenizer is not None:
+            from burnish.models.loading import end_ids_of
+
+            ends = end_ids_of(config.model, tokenizer)
+            found = stack.enter_context(open_conversations(config, settings, tokenizer, ends))
+        yield found
 
 
 def _prompts_of(found: Prompts) -> Sequence[Prompt]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from burnish.agents.conversation import ConversingEngine, Talk
 from burnish.agents.partner import ToolsAndEnvironment
@@ -83,12 +81,11 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., tuple[Conversations, str]]]
             given = {k: v.format(here=tmp_path) if isinstance(v, str) else v for k, v in (conversation or {}).items()}
             data = {"model": "m", "data": {"train": "a", "chat": "always"}, "rewards": "math", **fields}
             config = load_run_data(data | {"conversation": given or None}, [], "rl").config
-            said = StringIO()
-            console = Console(file=said, width=400)
+            model = model_of(template)
             found = stack.enter_context(
-                open_conversations(config, domain_settings(config), model_of(template), console)
+                open_conversations(config, domain_settings(config), model.tokenizer, model.eos_token_ids)
             )
-            return found, said.getvalue()
+            return found, "".join(f"{line}\n" for line in found.lines)
 
         yield build
 
