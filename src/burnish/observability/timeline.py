@@ -50,7 +50,8 @@ class WorkSpans:
                 newest[span[:2]] = len(taken)
                 taken.append(span)
             else:
-                taken[place] = taken[place]._replace(ended=span.ended)
+                began = min(span.began, taken[place].began)  # one of many at a time may have begun earlier
+                taken[place] = taken[place]._replace(began=began, ended=span.ended)
         return taken
 
 
@@ -79,19 +80,19 @@ def nobody() -> tuple[WorkingProcess, ...]:
 
 class TimelineRecorder:
     """Collects a step's spans, and writes them as seconds since 1970. A resumed run loses the lines after its step.
-    scoring: the work of the processes that score."""
+    scoring: returns, and forgets, the work of what scores."""
 
     def __init__(
         self,
         run_dir: Path,
         processes: Processes = nobody,
-        scoring: WorkSpans | None = None,
+        scoring: Callable[[], Sequence[WorkSpan]] = tuple,
         *,
         resume_step: int | None = None,
     ) -> None:
         self._file = file = run_dir / _FILE
         self._processes = processes
-        self._scoring = scoring or WorkSpans()
+        self._scoring = scoring
         self._epoch = time.time() - time.monotonic()
         self._spans: list[WorkSpan] = []
         self._phase, self._since = "", 0.0
@@ -109,7 +110,7 @@ class TimelineRecorder:
     def write(self, step: int) -> None:
         """Append what was done since the last line."""
         others = (span for process in self._processes() for span in process.take_spans())
-        spans = [*self._spans, *others, *self._scoring.take()]
+        spans = [*self._spans, *others, *self._scoring()]
         self._spans = []
         rows = [[*span[:2], *(round(self._epoch + moment, 4) for moment in span[2:])] for span in spans]
         with disk_errors(f"write {self._file}", self._file.parent), self._file.open("a", encoding="utf-8") as file:

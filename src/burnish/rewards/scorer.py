@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, OutageError, RewardError
-from burnish.observability.timeline import WorkSpans
+from burnish.observability.timeline import WorkSpan
 from burnish.outside.supervise import Closing
 from burnish.rewards.calling import RewardCaller, TracebackInWorkerError, failed
 from burnish.rewards.combining import (
@@ -114,11 +114,6 @@ class ProcessRewardScorer(Closing):
     def token_labels(self) -> tuple[str, ...]:
         """The rewards that read the tokens of a response, so its text alone is not enough."""
         return tuple(reward.spec.label for reward in self._rewards if reward.signature.reads_tokens)
-
-    @property
-    def worker_spans(self) -> WorkSpans:
-        """Times at which the workers were at work, and the reward that they scored."""
-        return self._pool.spans
 
     @property
     def worker_pids(self) -> list[int]:
@@ -233,6 +228,11 @@ class ProcessRewardScorer(Closing):
         for label, seconds in self._pool.take_seconds().items():
             metrics[f"time/reward_worker_seconds/{label}"] = Metric(Reduction.SUM, seconds)
         return metrics if self._models.judges is None else metrics | self._models.judges.take_metrics()
+
+    def take_spans(self) -> list[WorkSpan]:
+        """Return, and forget, when workers and judges were at work, and the reward that they scored."""
+        judges = self._models.judges
+        return [*self._pool.spans.take(), *(() if judges is None else judges.spans.take())]
 
     def close(self) -> None:
         """End the worker processes, and the thread of the judges. Idempotent."""

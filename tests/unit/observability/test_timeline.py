@@ -46,15 +46,15 @@ def test_phases_and_the_work_of_others_are_written_once_with_the_step(tmp_path: 
 
 
 def test_work_that_goes_on_without_a_pause_is_one_span(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spans, ends = WorkSpans(), iter([2.0, 3.0, 4.0, 6.0])
+    spans, ends = WorkSpans(), iter([2.0, 3.0, 4.0, 6.0, 7.0])
     with monkeypatch.context() as patched:
         patched.setattr(time, "monotonic", lambda: next(ends))
-        for process, began in ((0, 1.0), (1, 1.0), (0, 2.0005), (0, 4.5)):
+        for process, began in ((0, 1.0), (1, 1.0), (0, 2.0005), (0, 4.5), (0, 4.25)):
             spans.add(f"reward worker {process}", "math", began)
-    TimelineRecorder(tmp_path, scoring=spans).write(1)
+    TimelineRecorder(tmp_path, scoring=spans.take).write(1)
     found = read_spans(tmp_path, 1, 1)[1]
     assert [span.process[-1] for span in found] == ["0", "1", "0"]
-    assert [round(span.ended - span.began, 3) for span in found] == [3.0, 2.0, 1.5]
+    assert [round(span.ended - span.began, 3) for span in found] == [3.0, 2.0, 2.75]
 
 
 def test_a_resumed_run_keeps_what_came_before_and_no_torn_line(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_metrics_count_failures_by_status_and_domain_and_start_again(
     assert [read[f"reward/failed_fraction/{domain}"] for domain in "xyz"] == [0.5, 0.5, 0.0]
     assert "time/reward_seconds" not in read  # which whoever calls measures
     assert read["time/reward_worker_seconds/judged"] > 0
-    works = [(span.process, span.work, span.began < span.ended) for span in scorer.worker_spans.take()]
+    works = [(span.process, span.work, span.began < span.ended) for span in scorer.take_spans()]
     assert set(works) == {("reward worker 0", "judged", True)}
     assert scorer.take_metrics()["reward/failed_fraction"].result() is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from itertools import groupby
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from burnish.errors import ConfigError, RewardError
+from burnish.observability.timeline import WorkSpans
 from burnish.rewards.checked_options import checked
 from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.judging.asking import Asker, Endpoint, JudgementCache
@@ -32,10 +34,11 @@ Begun = Sequence[tuple[Sequence[int], Future[list[Found]]]]
 
 @dataclass(slots=True)
 class Bench:
-    """A judge with its endpoint. asker: None if its model is not loaded here."""
+    """A judge with its endpoint. asker: None if its model is not loaded here. spans: the times of its work."""
 
     judge: Judge
     asker: Asker | None
+    spans: WorkSpans
 
     @property
     def is_pairwise(self) -> bool:
@@ -51,6 +54,7 @@ class Judges:
 
         Without `open_model`, a judge with `model_path` is checked but cannot be asked. Raises ConfigError.
         """
+        self.spans = WorkSpans()
         self._portal: BlockingPortal | None = None
         self._thread = ExitStack()
         self._local_thread = ThreadPoolExecutor(1, "burnish-local-judges")
@@ -116,7 +120,8 @@ class Judges:
             judge.special_tokens = model.special_tokens
             endpoint = LocalChat(model, options, tally, model.name, self._local_thread)
         cache = None if options.cache is None else JudgementCache.open(options.cache)
-        return Bench(judge, None if endpoint is None else Asker(endpoint, cache, tally, spec.timeout_seconds))
+        asker = None if endpoint is None else Asker(endpoint, cache, tally, spec.timeout_seconds)
+        return Bench(judge, asker, self.spans)
 
     def _gate(self, options: JudgeOptions) -> RateLimiter:
         """The limits of an endpoint, shared by its judges with the same key. ConfigError if they set different ones."""
@@ -166,12 +171,15 @@ async def _judged(bench: Bench, group: Sequence[Item]) -> list[Found]:
         raise RewardError(
             f"judge {bench.judge.label!r}: its model is not loaded here", remedy="give the scorer `open_model`"
         )
+    label, began = bench.judge.label, time.monotonic()
     try:
         if bench.is_pairwise:
             return await win_rates(bench.judge, group, bench.asker)
         return [await bench.judge.score(item, bench.asker) for item in group]
     except NoVerdictError as error:  # for the one response, or because the row lacks a value that the prompt shows
         return [error] * len(group)
+    finally:
+        bench.spans.add(label if label.startswith("judge") else f"judge {label}", label, began)
 
 
 def _outcomes(label: str, begun: Begun) -> list[Outcome]:

@@ -17,7 +17,7 @@ from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display, say
 from burnish.observability.recorder import Notes, RolloutRecorder, TokenValues
 from burnish.observability.sinks import Sinks, build_sinks
-from burnish.observability.timeline import Processes, TimelineRecorder, WorkSpans, nobody
+from burnish.observability.timeline import Processes, TimelineRecorder, WorkSpan, nobody
 from burnish.trainers.interrupt import Watcher, present_watch
 from burnish.trainers.run_folder import Workplace
 from burnish.types import RolloutGroup
@@ -75,7 +75,7 @@ def open_journal(
     *,
     total_steps: int,
     processes: Processes = nobody,
-    scoring: WorkSpans | None = None,
+    scoring: Callable[[], Sequence[WorkSpan]] = tuple,
 ) -> Iterator[Journal]:
     """Recorder, sinks, alarms and display, with everything after the checkpoint that the run continues from removed.
 

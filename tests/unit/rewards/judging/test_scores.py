@@ -84,6 +84,7 @@ def test_nothing_is_lost_among_faults_and_a_second_pass_asks_nothing(
     assert [r.reward for r in good] == expected
     assert stub.most_in_flight <= 12
     assert min(stub.faults[name] for name in ("429", "reset", "nonsense", "slow")) >= 5
+    assert {span[:2] for span in scorer.take_spans()} == {("judge", "judge")}
     metrics = {name: metric.result() for name, metric in scorer.take_metrics().items()}
     assert metrics["judge/requests"] == stub.requests
     assert metrics["judge/retries"] == stub.faults["429"] + stub.faults["reset"]

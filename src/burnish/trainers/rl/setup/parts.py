@@ -101,7 +101,7 @@ def open_rl_run(
             evaluator = build_evaluator(config, loaded, engine, scorer, console, conversations, train=train)
         if evaluator is None:
             say(console, find_overlap(asked_by(train)).lines())
-        steps, processes, scoring = config.steps, players.processes, scorer.worker_spans
+        steps, processes, scoring = config.steps, players.processes, scorer.take_spans
         journal = stack.enter_context(
             open_journal(config, workplace, loaded, console, total_steps=steps, processes=processes, scoring=scoring)
         )
