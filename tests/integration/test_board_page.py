@@ -127,12 +127,21 @@ def test_from_a_curve_to_a_response_in_three_clicks_and_on_by_keys(page: Any, ur
 def test_two_seeds_become_a_band_and_one_prompt_is_seen_in_both(page: Any, url: str) -> None:
     page.goto(f"{url}/#run=first&run=second")
     page.wait_for_selector("text=bands by seed")
-    assert "first and 1 more seeds" in page.locator(".chart .legend").first.inner_text()
+    assert "first and 1 more seed:" in page.locator(".chart .legend").first.inner_text()
     page.goto(f"{url}/#run=first&run=second&kind=step&step=5&group=1&beside=second")
     page.wait_for_selector(".side + .side .token")
     assert page.locator(".side h3").all_inner_texts() == ["first, step 5", "second, step 5"]
     page.locator("text=over training").first.click()
     page.wait_for_selector(".over button:has-text('9: 0.5')")
+
+
+def test_runs_are_ordered_by_score_and_overlaid_together(page: Any, url: str) -> None:
+    page.goto(url)
+    for heading, best in (("score", "second"), ("run", "first")):
+        page.click(f"#runs thead button:text('{heading}')")
+        assert best in page.locator("#runs tbody th").all_inner_texts()[:2]
+    page.get_by_label("Overlay all runs found").check()
+    page.wait_for_function("document.title.startsWith('4 runs')")
 
 
 def test_seconds_by_phase_are_a_bar_for_each_of_several_runs(page: Any, url: str) -> None:
@@ -202,7 +211,7 @@ def test_a_report_is_the_same_page_without_a_server(page: Any, runs: Path, tmp_p
     page.goto(write_report(runs / "first", runs / "second", out=tmp_path / "two.html").as_uri())
     page.wait_for_selector(".bars rect")
     assert page.locator(".bars text").all_text_contents() == ["first", "9 s", "second", "14 s"]
-    assert page.locator("#runs input:checked").count() == 2
+    assert page.locator("#runs tbody input:checked").count() == 2
     page.locator(".tools button", has_text="time").click()
     page.wait_for_selector(".chart .legend:has-text('hours')")
     page.locator("button", has_text="responses").click()

@@ -49,7 +49,8 @@ _FILES = [
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _PAGES = {"/": "board.html", **{f"/{name}": name for name in _FILES}}
 """Path -> file of `page`. There are no other files to be had."""
-_UPDATE_SECONDS, _SIGN_OF_LIFE_SECONDS = 1.0, 15.0
+_UPDATE_SECONDS, _AGING_SECONDS = 1.0, 5.0
+"""Time between updates, and between those of a run that makes no step, whose last one gets older all the same."""
 _READING_SECONDS, _ALL_READ = 0.15, 0.99
 """Time between updates until so much of every file was read; the rest may be a line that is being written."""
 _BODY_BYTES, _BODY_SECONDS = 1 << 16, 10.0
@@ -169,11 +170,8 @@ async def _changes(board: Board, ended: Callable[[], bool]) -> AsyncIterator[str
         now = {summary["name"]: summary for summary in await asyncio.to_thread(board.summaries)}
         changed = [summary for name, summary in now.items() if known.get(name) != summary]
         gone = [name for name in known if name not in now]
-        if changed or gone:
+        if changed or gone or time.monotonic() - said > _AGING_SECONDS:
             yield f"data: {json.dumps({'runs': changed, 'gone': gone, 'now': time.time()})}\n\n"
-            said = time.monotonic()
-        elif time.monotonic() - said > _SIGN_OF_LIFE_SECONDS:
-            yield ": still here\n\n"
             said = time.monotonic()
         known = dict(now)
         reading = any(summary["read"] < _ALL_READ for summary in now.values())

@@ -85,7 +85,10 @@ def test_from_the_list_of_runs_to_a_response(serve: Callable[..., Ask]) -> None:
     assert kept[1]["content-disposition"] == 'attachment; filename="pairs-step-1.jsonl"'
 
 
-def test_events_begin_with_all_runs(serve: Callable[..., Ask], run: Path) -> None:
+def test_events_begin_with_all_runs_and_say_how_old_the_last_step_is(
+    serve: Callable[..., Ask], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("burnish.board.server._AGING_SECONDS", 0.1)
     ask = serve()
     port = ask.__closure__[0].cell_contents  # type: ignore[attr-defined]
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -98,6 +101,10 @@ def test_events_begin_with_all_runs(serve: Callable[..., Ask], run: Path) -> Non
     answer.readline()
     then = json.loads(answer.readline().removeprefix(b"data: "))
     assert [(one["rows"], one["values"]) for one in then["runs"]] == [(3, {"reward/mean": [0.5, 1.0]})]
+    answer.readline()
+    still = json.loads(answer.readline().removeprefix(b"data: "))
+    assert still["runs"] == []
+    assert still["now"] > then["now"]
     connection.close()
 
 

@@ -4,7 +4,7 @@
 
 const $ = (id) => document.getElementById(id);
 const runs = new Map();  // name -> summary, with `head` and, if it is drawn, `colour`
-const state = { control: false, roots: [], now: 0, chosen: [], charts: [], flat: [], drawn: new Map(), loaded: new Map(), search: "", find: "", detail: null };
+const state = { control: false, roots: [], now: 0, chosen: [], charts: [], flat: [], drawn: new Map(), loaded: new Map(), search: "", find: "", order: "last step", detail: null };
 const place = { kind: "step", step: null, group: null, run: null, beside: "" };  // of the drill-down
 const wanted = { low: "", high: "", status: "", why: "", domain: "", text: "" };
 let key = sessionStorage.getItem("burnish-key") || "";
@@ -123,10 +123,20 @@ function ago(seconds) {
 
 const moment = (seconds) => new Date(1000 * seconds).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
 
-const scoreOf = (run) => {
-  for (const [name, label] of [["eval/accuracy", "accuracy"], ["eval/reward_mean", "held out"], ["reward/mean", "reward"], ["eval/loss", "held-out loss"], ["train/loss", "loss"]])
-    if (name in run.values) return `${label} ${number(run.values[name][1])}`;
-  return "";
+const SCORES = [["eval/accuracy", "accuracy", 1], ["eval/reward_mean", "held out", 1], ["reward/mean", "reward", 1], ["eval/loss", "held-out loss", -1], ["train/loss", "loss", -1]];
+
+function scoreOf(run) {  // the place of its kind in the list, its text, and a number that is higher for better runs
+  const kind = SCORES.findIndex(([name]) => name in run.values);
+  if (kind < 0) return { kind: SCORES.length, text: "", rank: 0 };
+  const [name, label, sign] = SCORES[kind], value = run.values[name][1];
+  return { kind, text: `${label} ${number(value)}`, rank: sign * value };
+}
+
+const byName = (a, b) => a.name.localeCompare(b.name, "en", { numeric: true });
+const ORDERS = {  // by heading
+  run: byName,
+  "last step": (a, b) => b.changed - a.changed || byName(a, b),
+  score: (a, b) => scoreOf(a).kind - scoreOf(b).kind || scoreOf(b).rank - scoreOf(a).rank || byName(a, b),
 };
 
 function runRow(run) {
@@ -142,7 +152,7 @@ function runRow(run) {
     make("td", {}, run.total ? progress : null, run.total ? `${run.step.toLocaleString("en")} / ${run.total.toLocaleString("en")}` : run.step.toLocaleString("en")),
     make("td", { class: "number" }, !run.changed ? "" : window.snapshot ? moment(run.changed) : `${ago(state.now - run.changed)} ago`),
     make("td", { class: "number" }, run.left === null ? "" : ago(run.left)),
-    make("td", {}, scoreOf(run)),
+    make("td", {}, scoreOf(run).text),
     make("td", {}, run.problem ? chip(run.problem, "bad") : run.alarms ? chip(`${run.alarms} ${run.alarms === 1 ? "alarm" : "alarms"}`, "warn") : ""),
     make("td", { class: "wide" }, run.head?.algorithm || run.head?.kind || ""));
 }
@@ -153,17 +163,24 @@ function drawRuns() {
     if (!section.hidden) section.replaceChildren(make("p", { class: "quiet", style: "padding: 14px; margin: 0" }, "No run in these folders yet. They are looked at every few seconds."));
     return;
   }
-  const listed = [...runs.values()].filter((run) => run.name.toLowerCase().includes(state.find)).sort((a, b) => b.changed - a.changed || a.name.localeCompare(b.name));
+  const found = () => [...runs.values()].filter((run) => run.name.toLowerCase().includes(state.find)).sort(ORDERS[state.order]);
+  const listed = found(), all = listed.length > 0 && listed.every((run) => state.chosen.includes(run.name));
   if (!section.querySelector("tbody")) {
     const find = make("div", { class: "find" }, make("input", { type: "search", placeholder: "find a run", "aria-label": "Find a run", oninput: (event) => { state.find = event.target.value.toLowerCase(); drawRuns(); } }));
-    const head = ["", "run", "state", "step", "last step", "left", "score", "", "kind"].map((text, i) => make(text ? "th" : "td", { class: i === 8 ? "wide" : i === 4 || i === 5 ? "number" : null }, text));
+    const every = make("input", { type: "checkbox", "aria-label": "Overlay all runs found", onclick: () => go({ runs: every.checked ? found().map((run) => run.name) : [] }) });
+    const sorting = (text) => (text in ORDERS ? make("button", { type: "button", title: `order by ${text}`, onclick: () => { state.order = text; drawRuns(); } }, text) : text);
+    const head = [every, "run", "state", "step", "last step", "left", "score", "", "kind"].map((text, i) => make(text ? "th" : "td", { class: i === 8 ? "wide" : i === 4 || i === 5 ? "number" : null }, sorting(text)));
     section.replaceChildren(find, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {})));
   }
   section.querySelector(".find").hidden = runs.size < 9;
+  section.querySelector("thead input").checked = all;
+  for (const cell of section.querySelectorAll("th")) if (cell.textContent in ORDERS) cell.ariaSort = cell.textContent === state.order ? (state.order === "run" ? "ascending" : "descending") : null;
   const focus = document.activeElement?.getAttribute("aria-label");
   section.querySelector("tbody").replaceChildren(...listed.map(runRow));
   if (focus?.startsWith("Overlay ")) [...section.querySelectorAll("input")].find((node) => node.getAttribute("aria-label") === focus)?.focus();
 }
+
+const MOST_NAMES = 12;
 
 function drawHead() {
   const chosen = state.chosen.map((name) => runs.get(name)), one = chosen.length === 1 ? chosen[0] : null;
@@ -173,7 +190,7 @@ function drawHead() {
   const fact = (name, value) => (value ? make("span", {}, `${name} `, make("b", {}, value)) : null);
   const facts = one ? [fact("folder", one.head?.folder), fact(one.head?.kind, one.head?.algorithm || " "), fact("model", one.head?.model), fact("data", one.head?.data),
     fact("step", `${one.step.toLocaleString("en")}${one.total ? ` of ${one.total.toLocaleString("en")}` : ""}`), fact("began", one.head?.began.replace("T", " ").slice(0, 16))]
-    : chosen.map((run) => make("span", {}, run.name));
+    : [...chosen.slice(0, MOST_NAMES).map((run) => make("span", {}, run.name)), fact("and", chosen.length > MOST_NAMES && `${chosen.length - MOST_NAMES} more`)];
   $("facts").replaceChildren(...facts.filter(Boolean));
   $("tiles").replaceChildren(...(one ? tilesOf(one) : []));
   drawControl(one);

@@ -49,7 +49,7 @@ function linesOf(spec, runs, points) {
     spec.lines.forEach((line, k) => {
       const parts = members.map((run) => points[run.name]?.[line.metric]).filter((part) => part?.x.length);
       if (!parts.length) return;
-      const name = members.length > 1 ? `${members[0].name} and ${members.length - 1} more seeds` : members[0].name;
+      const name = members.length > 1 ? `${members[0].name} and ${members.length - 1} more ${members.length > 2 ? "seeds" : "seed"}` : members[0].name;
       const common = { metric: line.metric, right: line.right, run: members[0].name, colour: several ? members[0].colour : k,
         dash: several ? DASHES[k % DASHES.length] : line.dashed ? DASHES[1] : DASHES[Math.floor(k / COLOURS) % DASHES.length],
         label: several ? (spec.lines.length > 1 ? `${name}: ${line.label}` : name) : line.label };
