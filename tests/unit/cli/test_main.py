@@ -101,7 +101,7 @@ def test_a_plan_for_another_machine_refuses_nothing_that_this_one_lacks(folder: 
     assert {"weights", "masters", "gradients", "Adam", "activations", "logits", "KV cache"} <= kinds
 
 
-@pytest.mark.parametrize(("word", "said"), [("--response-tokens", "at most rollout.max"), ("--price", "or equal to")])
+@pytest.mark.parametrize(("word", "said"), [("--response-tokens", "at most rollout.max"), ("--price", "--price")])
 def test_a_plan_refuses_a_number_that_it_cannot_use(
     word: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
