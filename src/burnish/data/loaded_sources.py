@@ -20,8 +20,8 @@ OverLong = Literal["drop", "truncate", "error"]
 _MEDIA = re.compile(r"(image|video|audio)s?(_\d+)?|multi_?modal_\w+", re.IGNORECASE)
 _RATINGS = ("label", "kto_tag", "desirable", "rating", "score", "quality", "reward")
 _OF_PROMPTS = re.compile(
-    "article|background|body|choices|context|conversations?|dialogue|document|functions|history|hypothesis|input|"
-    "instruction|messages|options|passage|persona|premise|problem|prompt|query|question|story|system|system_prompt|tools|"
+    r"article|background|body|choices|context|conversations?|dialogue|document|functions|(\w+_)?history|hypothesis|input|"
+    r"instruction|messages|options|passage|persona|premise|problem|prompt|query|question|story|system(_\w+)?|tools|"
     r"(image|picture|photo|video|audio)s?(_\w+)?",
     re.IGNORECASE,
 )

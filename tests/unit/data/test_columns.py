@@ -97,9 +97,9 @@ def test_columns_that_look_like_part_of_the_prompt_are_named(jsonl) -> None:
         lines = read_prompts([DataSource(path=jsonl(*rows), **fields)])[1][0].lines()
         return [line for line in lines if "looks like part of the prompt" in line]
 
-    row = {"question": "Why?", "context": "Because.", "choices": ["a", "b"], "id": "x", "system": ""}
+    row = {"question": "Why?", "context": "Because.", "choices": ["a"], "id": "x", "system": "", "system_message": "Hi"}
     (line,) = notes(row)
-    assert line == "  not used, but looks like part of the prompt: context, choices"
+    assert line == "  not used, but looks like part of the prompt: context, choices, system_message"
     assert notes({"messages": [{"role": "user", "content": 'Say "x"'}], "prompt": 'Say "x"'}) == []
     assert notes({"text": "It is so.", "system": "so"}, {"text": "a", "image_url": ""}) == []
     assert notes({"prompt": "Q", "context": None}, {"prompt": "Q", "context": ""}) == []
