@@ -27,10 +27,10 @@ def pattern(phrases: str, behind: str = "") -> re.Pattern[str]:
 _SET_BY = {  # nouns, and what may follow them: verbs and signs
     "en": (
         r"\b(?:answers?|solution\ssets?|(?:correct|right)\s(?:option|choice)|(?:solutions|roots)(?=\s[^.\n]{0,60}\bare\b))",
-        r"is|are|equals|was|[-=]{1,2}>|(?:would|must|should)\sbe|(?:comes|comes\sout|turns\sout)\sto(?:\sbe)?|[—–-](?=\s)",
+        r"is|are|equals|was|were|[-=]{1,2}>|(?:would|must|should)\sbe|(?:comes|comes\sout|turns\sout)\sto(?:\sbe)?|[—–-](?=\s)",
     ),
     "zh": ("答案|解答|结果|結果|答", r"应该是|應該是|应为|應為|等于|等於|[是为為]|(?=[\s\d$\\-]|[不并至大小介在])"),
-    "zh_choice": ("故选|应选", r"(?=[\sA-J])"),
+    "zh_choice": ("(?:故|应该?|所以|因此|答案)选择?|正确的?选项[是为]", r"(?=[\sA-J])"),
     "ja": ("答え|正解|解答", "は|が"),
     "ko": ("정답|답|결과", "은|는|이"),
     "ar": ("الإجابة|الجواب|الاجابة", "هي|هو|تساوي|(?=ليس)"),
@@ -65,29 +65,32 @@ DENIED = pattern(
     (?:wrong|incorrect|false|na[iï]ve|tempting)\s(?:answers?|results?|solutions?), incorrectly, no es,
     n['’]est, pas, nicht, keine?, não, non, không, niet, nie, bukan, не, ليست?, 不是, 并非, 不等于, ではな, ではあり,
     じゃな, 아니, 아닙, ไม่(?:ใช่)?, nobody, no one, hardly, far from, by no means, unlikely, differs? from, rules? out,
-    no way, anything but"""
+    no way(?: (?:that|it|this))*(?: is)?, anything but, impossible for(?:\s\w+)+?\sto\sbe,
+    (?:thought|believed|claimed) to be"""
 )
 DENIED_BEHIND = re.compile(
-    r"\s*(?:[이가]?\s?(?:ではな|ではあり|じゃな|아니|아닙|değil|नहीं)|,?\s?(?:which\s)?(?:is|was)\s"
-    r"(?:wrong|incorrect|false|not|impossible|extraneous|ruled\sout|too)\b|fails\b|(?:does|do|did)(?:n['’]t|\snot)\swork\b)"
+    r"\s*(?:[이가]?\s?(?:ではな|ではあり|じゃな|아니|아닙|değil|नहीं)|,?\s?(?:which\s)?(?:is|was)"
+    r"(?:(?:n['’]t|\snot)\s(?:right|correct|possible|valid)|\s(?:wrong|incorrect|false|impossible|extraneous|rejected|ruled\sout|too))\b"
+    r"|\s(?:is|was)\snot\b|fails\b|(?:does|do|did)(?:n['’]t|\snot)\swork\b)"
 )
 SUPPOSED = pattern(
     r"""if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought,
     (?:some|many|most|people|others|students)(?:\s\w+)? (?:say|claim|believe|think|guess|get)(?: that)?,
     (?:mistake|error|trap|misconception|temptation)(?: (?:is|was))?(?: to \w+)?(?: that)?, si, wenn,
-    (?:initially|first|originally) (?:said|got), claimed, falls, angenommen,
-    se, если, إذا, 如果, 假设, 若, もし, 만약""",
+    (?:initially|first|originally) (?:said|got), (?:you|they|books?) (?:say|claim)s?(?: that)?, claimed,
+    falls, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약""",
     behind=r"(?:\sthat)?(?:\s(?:the|my|our|this|final|correct|die|la|a))*[\s,]*$",
 )
 CORRECTED = pattern(
-    "but, rather, instead, sondern, sino, mais, mas(?: sim)?, ma, а, بل, 而是, なく, 아니라",
+    "(?<!anything )(?<!all )but, rather, instead, sondern, sino, mais, mas(?: sim)?, ma, а, بل, 而是, なく, 아니라",
     behind=r"[\s,:、]*|[,;:.—–]\s*it(?:['’]s|\sis)\s+",
 )
 OPEN = pattern(
     r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to, under, over,
     above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown, unclear, anything,
-    everything, any of, one of, almost, nearly, different, unequal, exceed(?:s|ing)?, bounded, except, other than,
-    close to, exclude, any number, entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de,
+    everything, any of, one of, almost, nearly, different, unequal, exceed(?:s|ing)?, bounded, except,
+    (?<!none )(?<!no )other than, all but, exclude, reject,
+    close to, any number, entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de,
     menos de, au moins, au plus, peut-être, (?:supérieure?|inférieure?) à, plus de, moins de,
     mindestens, höchstens, zwischen, vielleicht, (?:größer|kleiner|mehr|weniger) als,
     pelo menos, no máximo, talvez, (?:maior|menor) (?:do )?que, mais de,
@@ -97,9 +100,11 @@ OPEN = pattern(
     至少, 至多, 大于, 小于, 或许, 可能, 在(?=\S*之间), 少なくとも, 多分, 최소, 적어도, 아마,
     lớn hơn, nhỏ hơn, ít nhất, nhiều nhất, en az, en fazla, कम से कम"""
 )
-OPERATED = pattern("divisible by, (?:multiples?|factors?|powers?|divisors?|squares?|half) of, twice")
+OPERATED = pattern(
+    "divisible by, (?:(?:multiple|factor|power|divisor|square|cube|root|half|third)s?|reciprocal) of, twice"
+)
 OPEN_BEHIND = re.compile(
-    r"(?:\s+[^\W\d_]+){0,3}?[\s,;(]*(?:\b(?:alternatively|sorry|remainder|factorial|to\sthe\spower|(?:more|less|fewer)\sthan\s\W?\d|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
+    r"(?:\s+[^\W\d_]+){0,3}?[\s,;(]*(?:\b(?:alternatively|sorry|remainder|factorial|to\sthe\spower|(?:more|less|fewer)\sthan\s\W?(?:\d|[b-z]\b)|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
     r"|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer|higher|lower|greater|smaller|larger|above|below|over|under|up)"
     r"|unless|except|otherwise)\b|\+(?!\d)|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))"
     r"|[\s(,;.]*(?:\b(?:but|though|although|still)\s)?(?:it|that|the\sanswer)?\s*\b(?:could|might|may)\s(?:\w+\s)?be\s\W?\d"
@@ -138,7 +143,7 @@ TAKEN_BACK = re.compile(
 NEARLY = r"\s*(?:≈|,?\s*\(?or\s(?:about|approximately|roughly|around)\b)\s*"
 _AND = (
     r"\(\s*or|,?\s*or\sequiv\w*|(?:,\s(?:I|we)\s\w{3,9},?|\s[—–])\s(?:and|or)\b|"
-    r"\((?=[*+.-9×-]+%?\))|\\text\s*\{\s*(?:and|or)\s*\}|,\s*(?:and|or)\b|[,;、]|か(?=\d)"
+    r"\((?=[*+.-9×-]+%?\))|\\text\s*\{\s*(?:and|or)\s*\}|,\s*(?:and|or)\b|[,;、]|，(?=[a-z]=)|か(?=\d)"
 )
 AND = f"{NEARLY}|{_AND}|{AND_WORDS}"
 TO = rf"{any_of('and, or, to, through, and/or, 和, bis, до, 到, 至, から')}|-|~|\.{{2,3}}|…"

@@ -113,8 +113,8 @@ class Ratio:
 Value = Words | Quantity | Named | Equation | Relation | Several | Ordered | Matrix | Clock | Ratio
 
 _MATRIX = re.compile(
-    r"(?P<factor>.*?)\\begin\s*\{(?P<kind>[pbBvV]|small)?(?:matrix|array)\}(?:\{[^{}]*\})?(?P<rows>.*)"
-    r"\\end\s*\{(?:[pbBvV]|small)?(?:matrix|array)\}(?P<transposed>\s*\^\s*\{?\s*(?:T|\\top|\"T\")\s*\}?)?",
+    r"(?P<factor>.*?)\\begin\s*\{(?P<kind>[pbBvV])?(?:small)?(?:matrix|array)\}(?:\{[^{}]*\})?(?P<rows>.*)"
+    r"\\end\s*\{[pbBvV]?(?:small)?(?:matrix|array)\}(?P<transposed>\s*\^\s*\{?\s*(?:T|\\top|\"T\")\s*\}?)?",
     re.DOTALL,
 )
 _BUILDER = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)\s*(.*)\\\}", re.DOTALL)
@@ -122,8 +122,8 @@ _CLOCK = re.compile(r'^(\d{1,2})(?::(\d{2}))?\s*"?\s*([ap])\.?\s?m\.?\s*"?$', re
 _RATIO = re.compile(r"(?<![:\d])\d+(?:\s*:\s*\d+)+$")
 _JOINED = re.compile(r"\s*[,;]\s*(?:and|or)\b|\s*[,;]|\s+(?:and|or)\s+|\s*\\(?:land|lor|text|vee|wedge)\b")
 _NAME = re.compile(
-    r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\((?:[A-Za-z]|-?\d+)(?:,\s*(?:[A-Za-z]|-?\d+))*\))?|\([a-z](?:,\s*[a-z])+\)"
-    r"|\|[A-Z]\||\"[^\"]+\")$"
+    r"^(?!\\(?:sqrt|log|l[gn]|exp|sin|cos|tan)\()(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*"
+    r"(?:\((?:[A-Za-z]|-?\d+)(?:,\s*(?:[A-Za-z]|-?\d+))*\))?|\([a-z](?:,\s*[a-z])+\)|\|[A-Z]\||\"[^\"]+\")$"
 )
 _SUM_OF_NAMES = re.compile(r"\\?[A-Za-z]{1,2}(?:_\{?\w+\}?)?(?:\s*\+\s*\\?[A-Za-z]{1,2}(?:_\{?\w+\}?)?)+")
 _LIMIT = re.compile(r"\\(?:lim|sum|int|prod|max|min)(?![a-z])\s*(?:_\s*\{[^{}]*\})?")
@@ -144,6 +144,7 @@ _LABELLED = re.compile(
 )
 _MODULUS = re.compile(r'(.+?)\s*\(?\s*(?:\\p?mod\b|"mod"|(?<=[( ])mod )\s*\{?\s*(\d+)\s*\}?\s*\)?$')
 _NEXT_UNIT = re.compile(r'(?<=[A-Za-z"])\s+(?=\d)')
+_FUNCTION = re.compile(rf"(?<![\\A-Za-z])(?:{'|'.join(sorted(MATH_WORDS))})(?![A-Za-z])")
 _NOTHING = frozenset(("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "empty"))
 
 
@@ -151,13 +152,11 @@ def equal(gold: str, answer: str) -> bool:
     """True if an answer says the same as the gold one."""
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return gold.strip() == answer.strip()
-    if same_words(gold, answer):
-        return True
-    gold, answer = tidy(_without_label(gold, answer)), tidy(_without_label(answer, gold))
-    if spelling(gold) == spelling(answer) != "":
+    bare = _without_label(gold, answer), _without_label(answer, gold)
+    if same_words(gold, answer) or same_words(*bare):
         return True
     try:
-        return _same(read_value(gold), read_value(answer))
+        return _same(read_value(tidy(bare[0])), read_value(tidy(bare[1])))
     except (UnreadableError, RecursionError):
         return False
 
@@ -179,9 +178,11 @@ def _without_label(text: str, other: str) -> str:
 def read_value(text: str) -> Value:
     """The value that a tidy text says. UnreadableError if it says none."""
     text = re.split(r"\\(?:implies|Rightarrow)(?![A-Za-z])|⇒", text)[-1].strip().strip(",;").strip()
+    while text.startswith("{") and _closes(text, 1):
+        text = f"\\{text[:-1]}\\}}" if len(_split(text[1:-1], _JOINED)) > 1 else text[1:-1].strip()
     if not text:
         raise UnreadableError("empty")
-    text = _in_digits(text)
+    text = _in_digits(text if '"' in text else _FUNCTION.sub(r"\\\g<0>", text))
     words = _words(text)
     if words is not None:
         return Several((), "set") if words.text in _NOTHING else words
@@ -198,9 +199,8 @@ def read_value(text: str) -> Value:
     elif all_but is not None:
         text = rf"(-\infty,{all_but[1]}) \cup ({all_but[1]},\infty)"
     text = re.sub(r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", "", text)  # a point with its name
+    text = re.sub(r'^[(\[]([^()\[\]]*,[^()\[\]]*)[)\]]\s*\^\s*\{?\s*(?:T|\\top|"T")\s*\}?$', r"(\1)", text)
     text = _NAME_IN.sub("", re.sub(r'^(?:\\approx|"(?:about|approximately)")\s*', "", text))
-    if text.startswith("{") and _closes(text, 1):
-        text = f"\\{text[:-1]}\\}}" if len(_split(text[1:-1], _JOINED)) > 1 else text[1:-1]
     found = _of_brackets(text) or _several(text) or _stated(text)
     if found is not None:
         return found
@@ -238,7 +238,7 @@ def _words(text: str) -> Words | None:
     bare = re.sub(r'[\s"]+', " ", text).strip()
     if bare in MATH_WORDS or re.search(r"^-|[\d\\^_=+*/<>{}|]", bare) or not re.search(r"[^\W\d_]{2}", bare):
         return None
-    if '"' not in text and not re.fullmatch(r"[^\W\d_]{2,}(?:[\s.,;:!'-]+[^\W\d_]+)*[.!]?", bare):
+    if '"' not in text and not re.fullmatch(r"(?:a\s(?=\w{3}))?[^\W\d_]{2,}(?:[\s.,;:!'-]+[^\W\d_]+)*[.!]?", bare):
         return None
     return Words(re.sub(r"^(?:an?|the)\s|[\s.,;:!'-]+", " ", bare.casefold()).strip())
 
@@ -253,7 +253,7 @@ def _of_brackets(text: str) -> Value | None:
     """A matrix, a union, a point, an interval or a set; None for anything else."""
     if "\\begin" in text:
         return _matrix(text)
-    parts = _split(text, re.compile(r"\s*\\cup\s*"))
+    parts = _split(text, re.compile(r"\s*\\(?:big)?cup\s*"))
     if len(parts) > 1:
         return Several(tuple(map(read_value, parts)), "union")
     if text == "\\emptyset" or re.fullmatch(r"\\\{\s*\\\}", text):
@@ -383,7 +383,7 @@ def _relation(sides: Sequence[str]) -> Value:
         values, signs = values[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
     if any(sign in _FLIPPED for sign in signs):
         raise UnreadableError("signs of both directions")
-    name = [bool(_NAME.match(value.strip())) and value.strip() != "\\infty" for value in values]
+    name = [value.strip() not in ("\\infty", "\\pi", "e") and bool(_NAME.match(value.strip())) for value in values]
     brackets = {"<": ("(", ")"), "\\leq": ("[", "]")}
     if len(values) == 2 and name[0] != name[1]:
         infinity = read_value("\\infty") if name[0] is False else read_value("-\\infty")

@@ -39,7 +39,7 @@ _EMPHASIS = re.compile(r"<(b|strong|em|i|u)>([^<>]*)</\1>|(?<![\w)*\\])\*\*(?=[^
 _BULLET = re.compile(
     r"^[ \t]*(?:[-=]{1,3}>|[•▪]|>(?=[^\n]*=))[ \t]*|(?<=:\n)\s*[-*+]\s+(?=[^\n]+(?!\s*\n\s*[-*+]\s)$)", re.MULTILINE
 )
-_HEADING = re.compile(r"^[ \t]*#*[ \t]*((?:the\s)?(?:final\s)?answer)[ \t]*$", re.IGNORECASE | re.MULTILINE)
+_HEADING = re.compile(r"^[ \t]*+#*+[ \t]*+((?:the\s)?(?:final\s)?answer)[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _SEVERAL = re.compile(r", | or ")
 _BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{|[^\s{])")
 _BETWEEN_BOXES = re.compile(r"[\s$\\()]*(?:,|and|or|,\s*(?:and|or))[\s$\\()]*(?:[a-z]\s*=\s*)?")
@@ -62,7 +62,7 @@ _FORMULA = re.compile(
 _GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^]|[A-Za-z\d])")  # `$2x$ + 1`
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 # Three digits behind a comma would be thousands elsewhere: they are left as they stand.
-_DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,])")
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,]|[^()[\]]{0,60}[)\]])")
 # Points of thousands: several, in front of euros, or a last digit that no decimal number would have.
 _POINTS = re.compile(
     r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\.\d{3}){2,}|\.\d\d0|\.\d{3}(?=\s?euros?\b))(?![.,]?\d)", re.IGNORECASE
@@ -98,14 +98,15 @@ _SENTENCE_END = re.compile(
 )
 _CLAUSE_END = re.compile(rf"[,;:—，；：、]|\b(?:so|then|therefore|thus|hence|and|but)\b|{_SENTENCE_END.pattern}")
 _NOT_LAST = re.compile(
-    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern})(?:\s+(?!(?:is|are)\b|{words.CORRECTED.pattern})\w+){{0,2}}\s*[$\\(]*"
-    r"(?:是|为)?$|[^=+*/\s-]\s\d+[-–]$|\d\sto\s$",
+    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern}|\A\s*(?:if|suppose|assume)\b)"
+    rf"(?:\s+(?!(?:is|are)\b|{words.CORRECTED.pattern})\w+){{0,2}}\s*=?\s*[$\\(]*"
+    r"(?:是|为)?$|[^=+*/\s-]\s\d+[-–]$|\d\s(?:to|if\s[^,.\n]{1,40},)\s$",
     re.IGNORECASE,
 )
 _LEAD = re.compile(
     r"\A(?:(?:that|therefore|simply|just|thus|indeed|exactly|precisely|equal to|approximately|about|around|roughly|"
     r"given by|the number|a total of|found to be|clearly|then|so|actually|really|now|also|still|obviously|equals"
-    r"|[A-Za-z]\s(?:is|equals))\b"
+    r"|[A-Za-z]\s(?:is|equals)|la(?=\s[A-J]\b)|(?:la\s)?opci[oó]n|op[cç][aã]o)\b"
     r"[\s,:]*|[:=\s\"'`]+|\*+(?=\s*\S)|约)+",
     re.IGNORECASE,
 )
@@ -350,7 +351,7 @@ def _expression_end(text: str, limit: int) -> int:
         if match is None:
             match = (_PRODUCT if depth else _UPPER).match(text, position, limit)
             match = match or (_FACTOR if position else _FIRST).match(text, position)
-            if match is None and depth and text[position] in ",;":
+            if match is None and depth and text[position] in ",; ":
                 position += 1
                 continue
             if match is None:

@@ -37,7 +37,7 @@ _IN_ENGLISH = re.compile(
 _DIGITS = {**{sign: value for value, sign in enumerate("零一二三四五六七八九")}, "两": 2, "〇": 0}
 _POWERS = {"十": 10, "百": 100, "千": 1000}
 _IN_CHINESE = re.compile(rf"[{''.join([*_DIGITS, *_POWERS])}万]+")
-_SIGN = re.compile(rf"(?:{MINUS})\s", re.IGNORECASE)
+_SIGN = re.compile(rf"(?:{MINUS})\s?", re.IGNORECASE)
 _SPELT = re.compile(rf"\b(?=[a-z]){_IN_ENGLISH.pattern}", re.IGNORECASE)
 # `one` is not a number in `no one`, `the one`, `one must`.
 _PRONOUN = re.compile(

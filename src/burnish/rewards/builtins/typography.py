@@ -12,7 +12,8 @@ _SIGNS = {
     **dict.fromkeys("−–—‐‑‒", "-"),
     **{"×": r"\times ", "✕": r"\times ", "·": r"\cdot ", "∙": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "∗": "*"},
     **{"√": r"\sqrt ", "∞": r"\infty ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in "},
-    **{"≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "∅": r"\emptyset ", "°": r"^\circ "},
+    **{"≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}"},
+    **{"⩽": r"\leq ", "⩾": r"\geq ", "∠": r"\angle ", "→": r"\to ", **dict.fromkeys("°º˚", r"^\circ ")},
     **{"⟨": "(", "⟩": ")", "′": "'", "“": '"', "”": '"', "，": ",", "：": ":", "；": ";", "。": ".", "∛": r"\sqrt[3]"},
 }
 _GREEK_NAMES = """
@@ -20,12 +21,13 @@ _GREEK_NAMES = """
     Delta Gamma Theta Lambda Sigma Phi Omega
 """
 GREEK = dict(zip("αβγδεζηθκλμνξπρστφχψωΔΓΘΛΣΦΩ", _GREEK_NAMES.split(), strict=True))
+_SIGNS |= {sign: f"\\{name} " for sign, name in GREEK.items()}
 _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _SHIFTED = re.compile(f"([{''.join(_RAISED)}]+)|([{''.join(_LOWERED)}]+)")
 
 _SAME = {
-    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "frac"),
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac", "nicefrac", "sfrac"), "frac"),
     **dict.fromkeys(("bar", "dot"), "overline"),
     **{"varnothing": "emptyset", "le": "leq", "leqslant": "leq", "ge": "geq", "geqslant": "geq", "ne": "neq"},
     **{"lbrace": "{", "rbrace": "}", "varepsilon": "epsilon", "varphi": "phi", "rightarrow": "to", "simeq": "approx"},
@@ -36,15 +38,15 @@ _AS_SIGNS = {
     **{"degree": r"^\circ ", "cr": r"\\ "},
 }
 _INVISIBLE = (
-    r"left|right|(?:big|Big|bigg|Bigg)[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|tiny|small|normalsize|"
-    r"large|Large|LARGE|huge|Huge|therefore|bf|it|rm|boldmath|mathop|mathstrut|nonumber|tt|blacksquare|square"
+    r"left|right|(?:big|Big|bigg|Bigg)[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|tiny|small|"
+    r"(?:normal|footnote|script)size|large|Large|LARGE|huge|Huge|therefore|bf|it|rm|boldmath|mathop|(?:math)?strut|nonumber|tt|blacksquare|square"
 )
 _BOXES = (
     r"mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|underbrace|emph|mathbb|mathcal|boxed|fbox"
-    r"|vec|overrightarrow|bold"
+    r"|vec|overrightarrow|bold|ensuremath|(?:text(?:bf|rm|it)?|mathrm)(?=\s*\{[^{}]*\\(?:[dtc]?frac|sqrt))"
 )
 _WORDS = re.compile(
-    r"\\(?:text|mbox|hbox|textbf|textrm|textit|textsf|mathrm|operatorname\*?|textnormal)\s*\{([^{}]*)\}"
+    r"\\(?:text(?:bf|rm|it|sf|tt|sc|up|normal)?|[mh]box|mathrm|operatorname\*?)\s*\{([^{}]*(?:\^\{-?\d\}[^{}]*)*)\}"
 )
 _SPACES = re.compile(r"\\\\|\\[,;: ]|~|\\q?quad\b|\\[hv]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}")
 _THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{,\}|,?\s*\\[!,;]\s*,?|['’_])\s*(?=\d{3}(?!\d))")
@@ -59,7 +61,7 @@ _LABEL = re.compile(
 )
 _DISPLAY = re.compile(r"\\begin\{(?:(?:align|gather|equation)\w*\*?|split|cases)\}(.*)\\end\{\w+\*?\}", re.DOTALL)
 _UNDER = re.compile(r"(?:\{|^)([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)(?:\}|$)")
-_UNIT_FRACTION = re.compile(r'\\frac\s*\{\s*("[^"]*")\s*\}\s*\{\s*("[^"]*")\s*\}')
+_UNIT_FRACTION = re.compile(r'\\frac\s*\{\s*("[^"]*"[\s^\d]*)\}\s*\{\s*("[^"]*"[\s^\d]*)\}')
 _COUNTED = re.compile(r"(\\?\$?[-+]?\d[\d.,]*%?)\s+(\D+)")
 _ASCII_SIGNS = {">=": r"\geq ", "<=": r"\leq ", "!=": r"\neq ", "=>": r"\implies "}
 _CHOICE = re.compile(r'\s*"?\s*(?:(?:[Oo]ption|[Cc]hoice)\s+)?\(?\s*"?\s*\(?([A-Z])\)?\s*"?\s*\)?\s*"?\s*')
@@ -70,25 +72,25 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 def tidy(text: str) -> str:
     """The answer in one spelling, still as LaTeX."""
     text = _from_unicode(without_delimiters(_DISPLAY.sub(_last_row, without_delimiters(text))))
-    text = re.sub(r"\\sqrt\s+(\d\d+)", r"\\sqrt{\1}", text)
+    text = re.sub(r"(\\sqrt\s+|log_)(\d\d+)", r"\1{\2}", text)
     if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:  # formulas inside a text; a single one is money
         text = re.sub(r"(?<!\\)\$", " ", text)
     text = without_points(_THOUSANDS.sub("", text))
     text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)  # how LaTeX sets a decimal comma
-    text = re.sub(r"\\!", "", text)
+    text = text.replace(r"\!", "").replace("{.}", ".").replace("{:}", ":")
     text = _UNDER.sub(lambda found: rf"\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
     text = re.sub(r"[<>!]=|=>", lambda found: _ASCII_SIGNS[found[0]], text)
-    text = re.sub(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", "", text)
+    text = re.sub(r"\\(?:(?:text)?color|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[\w*\]\s*)?\{[^{}]*\}", "", text)
     text = re.sub(r"\{\\rm\s+([^{}]*)\}", r"\\text{\1}", text)
     text = re.sub(rf"\\(?:{_INVISIBLE})(?![A-Za-z])\.?", "", text)
-    text = re.sub(r"\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))|ℝ", r"(-\\infty,\\infty)", text)
+    text = re.sub(r"\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))", r"(-\\infty,\\infty)", text)
     text = re.sub(rf"\\(?:{_BOXES})\s*(?=\{{)", "", text)
     text = _WORDS.sub(_quoted, text)
     text = _SPACES.sub(lambda found: found[0] if found[0] == r"\\" else " ", text)
     text = re.sub(r"\\([A-Za-z]+)", _command, text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\([%$€£#&])", r"\1", text)
-    text = re.sub(r"\^\s*\{\s*(\\circ)\s*\}", r"^\1 ", text)
+    text = re.sub(r"\^\s*\{\s*(?:\\circ|\"o\")\s*\}", r"^\\circ ", text)
     text = re.sub(r"\\\\\s*\[[^\[\]]*(?:pt|em|ex|mm|cm)\]", r"\\\\", text)  # a distance between rows
     text = re.sub(r"[(\[]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[)\]]", r"\1", text)
     text = _UNIT_FRACTION.sub(r"\1/\2", text).replace('\\mu "', '"µ').replace('\\mu  "', '"µ')
@@ -136,8 +138,6 @@ def _from_unicode(text: str) -> str:
 def _sign(letter: str) -> str:
     if letter in _SIGNS:
         return _SIGNS[letter]
-    if letter in GREEK:
-        return f"\\{GREEK[letter]} "
     kind = unicodedata.decomposition(letter)
     if kind.startswith("<fraction>"):  # the sign for a half and its kin
         return f" {unicodedata.normalize('NFKC', letter)}".replace("\u2044", "/")
@@ -157,8 +157,8 @@ def _quoted(found: re.Match[str]) -> str:
         return " $"
     if re.fullmatch(r"and|or|,|", words, re.IGNORECASE):
         return f" {words.lower()} "
-    if re.fullmatch(r"[ie]|[-+]?[\d.,]+(?:/\d+)?|\(?[A-Z]\)?|[a-z]*(?:sin|cos|tan|log|ln|exp|sqrt)h?", words):
-        return f" {words.strip('()') if words.endswith(')') else words} "
+    if re.fullmatch(r"[ie]|[(-9](?:[(-9^ ]|sqrt|pi)*|\(?[A-Z]\)?|[a-z]*(?:sin|cos|tan|log|ln|exp|sqrt)h?", words):
+        return f" {words.strip('()') if len(words) < 4 else words} "
     counted = _COUNTED.fullmatch(words)
     return f' {counted[1]} "{counted[2]}" ' if counted else f' "{words}" '.replace('""', "")
 
@@ -173,7 +173,4 @@ def _last_row(found: re.Match[str]) -> str:
 
 
 def _command(found: re.Match[str]) -> str:
-    name = found[1]
-    if name in _AS_SIGNS:
-        return _AS_SIGNS[name]
-    return f"\\{_SAME.get(name, name)}"
+    return _AS_SIGNS.get(found[1]) or f"\\{_SAME.get(found[1], found[1])}"

@@ -103,7 +103,7 @@ _ANGLE_OF = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^()+]*$")
 _VOWEL = re.compile(r"[aeiouyAEIOUY]|[^\x00-\x7f]")
 # Where a unit may begin: behind a value, at a word in quotes, a sign, or a word after a space or a digit.
 _BEGINNING = re.compile(
-    r"""(?<=[\w)}\]!.%])\s*(?="|\^\\circ|\\Omega|%|[$¢€£¥₹元円])|(?<=[\d)}\]!.i])\s+(?=[^\W\d_])|(?<=\d)(?=[^\W\d_])"""
+    r"""(?<=[\w)}\]!.%])\s*(?=/?\s*"|\^\\circ|\\Omega|%|[$¢€£¥₹元円])|(?<=[\d)}\]!.i])\s+(?=[^\W\d_])|(?<=\d)(?=[^\W\d_])"""
 )
 _FACTOR = re.compile(
     r"""\s*(?P<per>/|per\b|\\cdot|\*|-(?=[A-Za-z]))?\s*
@@ -130,10 +130,10 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 def _behind(text: str) -> tuple[str, Unit | None]:
     for place in _BEGINNING.finditer(text):
-        unit = read_unit(text[place.end() :])
+        unit = read_unit(behind := text[place.end() :])
         value = text[: place.start()].strip()
         # `2abc` is a product, `72clips` are things.
-        is_product = unit == Unit() and text[place.end() - 1].isdigit() and len(text) - place.end() <= 3
+        is_product = unit == Unit() and text[place.end() - 1].isdigit() and behind.isascii() and len(behind) <= 3
         if unit is not None and not is_product and not (unit.dimensions == (("deg", 1),) and _ANGLE_OF.search(value)):
             return value, unit
     return text, None
@@ -142,7 +142,7 @@ def _behind(text: str) -> tuple[str, Unit | None]:
 def read_unit(text: str) -> Unit | None:
     """The unit that a whole text is; None if it is anything else."""
     reader = _UnitReader()
-    bare = re.sub(r'\s*"\s*', " ", text).strip(" ()")
+    bare = re.sub(r"/\s*\(([^()]*)\)", r"/ \1", re.sub(r'\s*"\s*', " ", text)).strip(" ()")
     position = 0
     while position < len(bare):
         match = _FACTOR.match(bare, position)
