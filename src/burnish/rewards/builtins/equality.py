@@ -117,7 +117,7 @@ _MATRIX = re.compile(
     r"\\end\s*\{[pbBvV]?(?:small)?(?:matrix|array)\}(?P<transposed>\s*\^\s*\{?\s*(?:T|\\top|\"T\")\s*\}?)?",
     re.DOTALL,
 )
-_BUILDER = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)\s*(.*)\\\}", re.DOTALL)
+_BUILDER = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?(?:\\mid|:|\|)\s*(.*)\\\}", re.DOTALL)
 _CLOCK = re.compile(r'^(\d{1,2})(?::(\d{2}))?\s*"?\s*([ap])\.?\s?m\.?\s*"?$', re.IGNORECASE)
 _RATIO = re.compile(r"(?<![:\d])\d+(?:\s*:\s*\d+)+$")
 _JOINED = re.compile(r"\s*[,;]\s*(?:and|or)\b|\s*[,;]|\s+(?:and|or)\s+|\s*\\(?:land|lor|text|vee|wedge)\b")

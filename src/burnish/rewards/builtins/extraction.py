@@ -98,7 +98,7 @@ _SENTENCE_END = re.compile(
 )
 _CLAUSE_END = re.compile(rf"[,;:—，；：、]|\b(?:so|then|therefore|thus|hence|and|but)\b|{_SENTENCE_END.pattern}")
 _NOT_LAST = re.compile(
-    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern}|\A\s*(?:if|suppose|assume)\b)"
+    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern}|\A\s*(?:if|suppose|assume)\b|\b(?:half|third|square|cube|root)\sof)"
     rf"(?:\s+(?!(?:is|are)\b|{words.CORRECTED.pattern})\w+){{0,2}}\s*=?\s*[$\\(]*"
     r"(?:是|为)?$|[^=+*/\s-]\s\d+[-–]$|\d\s(?:to|if\s[^,.\n]{1,40},)\s$",
     re.IGNORECASE,
@@ -161,7 +161,10 @@ _CALCULATED = re.compile(
 _REASON = re.compile(
     r"(?i),(?=\s(?!or\b|and\b|maybe\b|perhaps\b))|,?\s+(?:because|since|as|in\s(?:all|total)|altogether|overall|left|remaining|of\s(?:them|those))\b"
 )
-_NO_NUMBER = re.compile(r"\b(?:no (?:real )?solutions?|infinitely many)\b")
+_NO_NUMBER = re.compile(
+    r"\b(?:no (?:real )?solutions?|infinitely many)\b"
+    r"|\A\s*(?i:yes|no|true|false)(?=[,;](?!.*\b(?:or|maybe|perhaps|not?|sure)\b))"
+)
 _HAS = re.compile(
     r"(?:\b(?:has|have|is|are|makes?|earns?|gets?|pays?|spends?|saves?|needs?|costs?|keeps?)\s(?:(?:still|now|only|exactly)\s)?|=\s?)$"
 )
@@ -177,6 +180,7 @@ def boxed(text: str) -> Statement | None:
     ends = _ends_of_braces(text)
     boxes = [box for found in _BOXED.finditer(text) if (box := _in_box(text, found, ends)) is not None and box[1]]
     stated = [box for box in boxes if not _DENIED_BOX.search(text, max(0, box[0] - 30), box[0])]
+    stated = [box for box in stated if not words.DENIED_BEHIND.match(text[box[2] : box[2] + 40].lstrip("$\\)]}"))]
     if not stated:
         return Statement(None) if boxes else None
     begins, content, end = stated.pop()

@@ -120,7 +120,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
         return _behind(text)
     amount = _SCALE_OF_MONEY.fullmatch(text, money.end())
     if amount is None:
-        value, unit = _behind(money["sign"] + text[money.end() :])
+        value, unit = _behind(money["sign"] + re.sub(r"/\s*[a-z]{2,}$", "", text[money.end() :]))
         scale = 1 if unit is None else unit.scale
     else:  # `$5k`
         value, scale = money["sign"] + amount[1], 1000 if amount[2] else 10**9 if amount[3] else 10**6
