@@ -450,7 +450,7 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
          ("The answer is the cube of 9.", "9"), ("The answer is 9 more than x.", "9"), ("$\\boxed{7}$ is wrong.", "7"),
          ("So it is false that x = 9.", "9"), ("There is no way it is 9.", "9"), ("\\boxed{(A+B)^T}", "A+B"),
          ("9 isn't correct.", "9"), ("We reject x = 9.", "9"), ("Suppose x = 9.", "9"), ("half of 7", "7"),
-         ("0", "e^{-100}")],
+         ("0", "e^{-100}"), ("It is 14% of 50.", "14")],
     ),
     "a gold answer of words and numbers": (
         [("May 5", "May 5"), ("#### Tuesday, May 5", "Tuesday, May 5"), ("Class 3B", "Class 3B"), ("(A) 5", "(A) 5"),

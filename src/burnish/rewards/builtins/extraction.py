@@ -32,7 +32,7 @@ _PLAIN = str.maketrans("⁄∕／‐‑﹣－٫٬∙⋅⟨⟩", "///----.,··()
 _LEFT_OUT = re.compile(r"<<[^<>\n]*>>|<\|\w+\|>|</?s>|(?<=\bsq)\.|~~[^~\n]+~~|(?<=\d)['’](?=\d{3}(?!\d))")
 _SPOKEN = {"times": "×", "plus": "+", "minus": "-", "divided by": "/", "and a half": "1/2", "and a quarter": "1/4"}
 _SPOKEN_SIGN = re.compile(rf"(?<=\d) ({'|'.join(_SPOKEN)})\b(?! (?:as|more|that)\b)")
-_TIMES = re.compile(r"(?<=[\d%]) ?[xX] ?(?=\$?\.?\d)")
+_TIMES = re.compile(r"(?<=[\d%]) ?[xX] ?(?=\$?\.?\d)|(?<=%) of (?=\$?\d)")
 _RATIO_IN_WORDS = re.compile(r"(\bratio\b[^\d.\n]{1,60})(\d+) to (\d+)", re.IGNORECASE)
 _EMPHASIS = re.compile(r"<(b|strong|em|i|u)>([^<>]*)</\1>|(?<![\w)*\\])\*\*(?=[^\s*])([^*\n]*[^\s*])\*\*(?![\w(*])")
 # The marker of a list of one item is not a minus sign, and a heading acts as a colon.
