@@ -152,7 +152,7 @@ def offline_best(task: Task, output: Path, seed: int, rate: float) -> Path:
 @dataclass(frozen=True)
 class Method:
     train: Callable[..., Path]
-    rates: tuple[float, float, float]
+    rates: tuple[float, ...]
 
 
 FREE = {"kl_in": "none"}
@@ -164,6 +164,9 @@ METHODS: Mapping[str, Method] = {
     "best of 8, each step": Method(partial(online, preset="best_of_n", algorithm=FREE), (5e-4, 1e-3, 2e-3)),
     "online DPO": Method(partial(online, preset="online_dpo"), (5e-4, 1e-3, 2e-3)),
     "PPO": Method(partial(online, preset="ppo", group=1, algorithm=FREE), (2e-4, 5e-4, 1e-3)),
+    "PPO, critic at 1e-3": Method(
+        partial(online, preset="ppo", group=1, algorithm=FREE, critic={"learning_rate": 1e-3}), (2e-4,)
+    ),
     "GRPO": Method(partial(online, preset="grpo", algorithm=FREE, optimization={"minibatches": 2}), (2e-4, 5e-4, 1e-3)),
     "RLOO": Method(partial(online, preset="rloo", algorithm=FREE), (5e-4, 1e-3, 2e-3)),
 }
