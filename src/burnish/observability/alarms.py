@@ -232,11 +232,11 @@ DETECTORS: tuple[Detector, ...] = (
             abs(value - row.get("critic/return_mean", value))
             > max(row.get("critic/return_std", 0.0), 0.2 * abs(row.get("critic/return_mean", 0.0)))
         ),
-        message="for twenty steps in a row the mean value was further from the mean return than the returns spread, "
+        message="for ten steps in a row the mean value was further from the mean return than the returns spread, "
         "now {value:.3g} against {row[critic/return_mean]:.3g}: the critic moves too slowly",
         knob="critic.learning_rate up (a value moves by about learning rate x hidden size an optimizer step), "
-        "critic.warmup_steps up, critic.clip up or null",
-        patience=20,
+        "critic.warmup_steps up, critic.clip up or null; algorithm.lam: 1, with which a constant error has no effect",
+        patience=10,
     ),
     Detector(
         name="length explains the preference",

@@ -226,7 +226,8 @@ def _warnings(config: RlConfig, num_prompts: int | None, facts: ModelFacts | Non
         )
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     yield from context_warning(longest, "rollout.max_prompt_tokens + max_response_tokens", facts)
-    yield from _slow_critic(config, facts)
+    if facts is not None:
+        yield from slow_critic(config, facts.hidden_size)
     for path, one in zip(config.teacher_paths, () if facts is None else teacher_facts(config, facts), strict=False):
         if one is None:
             yield f"the sizes of teacher {path!r} are unknown, so its memory is not counted"
@@ -240,22 +241,22 @@ def _critic_rate(config: RlConfig) -> float:
     return config.optimization.learning_rate if own is None else own
 
 
-def _slow_critic(config: RlConfig, facts: ModelFacts | None) -> Iterator[str]:
+def slow_critic(config: RlConfig, hidden_size: int) -> Iterator[str]:
     """A warning if the whole run is too short for a critic's values, which start at 0, to reach 1.
 
     An Adam step moves each of H weights by about the learning rate, and hidden states are about 1 in size, so a value
     moves by about learning rate x H per step. The scale of the rewards is not known here; most are around 1.
     """
     fresh = config.critic.kind == "shared" or config.critic.init == "policy"
-    if facts is None or not fresh or config.algorithm.estimator not in names.CRITIC_ESTIMATORS:
+    if not fresh or config.algorithm.estimator not in names.CRITIC_ESTIMATORS:
         return
     steps = config.planned_updates
     rate = _critic_rate(config)
-    reach = rate * facts.hidden_size * steps
+    reach = rate * hidden_size * steps
     if reach < 1:
         yield (
             f"the critic's values start at 0 and move by about {reach:.2g} in the whole run (critic.learning_rate "
-            f"{rate:g} x hidden size {facts.hidden_size:,} x {steps:,} optimizer steps): too little "
+            f"{rate:g} x hidden size {hidden_size:,} x {steps:,} optimizer steps): too little "
             "for rewards of about 1; raise critic.learning_rate"
         )
 

@@ -14,10 +14,12 @@ from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.data.overlap import find_overlap
 from burnish.data.prompts import check_bound_rewards
 from burnish.forward.fast_paths import FastPaths
+from burnish.forward.scoring import hidden_width
 from burnish.models.loading import choose_pages
 from burnish.models.saved import SavedPolicy
 from burnish.models.weights import Weights
 from burnish.observability.console import say
+from burnish.planning.rl import slow_critic
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of_domain
 from burnish.rollouts.answering import open_model as open_judge
@@ -65,6 +67,7 @@ def open_rl_run(
         has_weights = config.cluster.trains_here
         loaded = stack.enter_context(open_model(config, paths, console)) if has_weights else outline_of(config)
         config = settle_microbatch(config, paths, loaded if has_weights else None)
+        say(console, slow_critic(config, hidden_width(loaded.model)))
         contexts = check_teachers(config, loaded)
         say(console, scorer.attach_policy(loaded.tokenizer))
         if "reward_model" in config.cluster.offload:
