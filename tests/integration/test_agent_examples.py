@@ -14,6 +14,8 @@ from burnish.config.loading import load_run_file
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]  # run by hand (make test-matrix)
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Train = Callable[..., list[dict[str, float]]]
 
@@ -69,16 +71,12 @@ def held_out(rows: list[dict[str, float]]) -> list[float]:
     return [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
 
 
-@pytest.mark.matrix
-@pytest.mark.slow
 def test_asking_a_calculator_is_learned_in_twenty_steps(briefly_taught_calculator: Train) -> None:
     rows = held_out(briefly_taught_calculator("rl", "steps=20"))
     print(rows)
     assert rows[-1] >= rows[0] + 0.2
 
 
-@pytest.mark.slow
-@pytest.mark.matrix  # run by hand (make test-matrix)
 def test_a_calculator_is_asked_for_the_right_product(calculator: Train) -> None:
     rows = calculator("rl")
     print(held_out(rows))
@@ -87,8 +85,6 @@ def test_a_calculator_is_asked_for_the_right_product(calculator: Train) -> None:
     assert rows[-1]["eval/conversation/called_fraction"] >= 0.95
 
 
-@pytest.mark.slow
-@pytest.mark.matrix
 def test_without_the_calculator_and_with_advantages_that_say_nothing_it_is_not_learned(calculator: Train) -> None:
     without, shuffled = held_out(calculator("without")), held_out(calculator("shuffled"))
     print(without, shuffled)
@@ -96,8 +92,6 @@ def test_without_the_calculator_and_with_advantages_that_say_nothing_it_is_not_l
     assert shuffled[-1] < shuffled[0] + 0.1
 
 
-@pytest.mark.slow
-@pytest.mark.matrix
 def test_a_number_is_found_in_five_guesses(game: Train) -> None:
     rows = held_out(game("rl"))
     print(rows)
@@ -105,8 +99,6 @@ def test_a_number_is_found_in_five_guesses(game: Train) -> None:
     assert rows[-1] >= 0.9
 
 
-@pytest.mark.slow
-@pytest.mark.matrix
 def test_without_hints_a_number_is_found_by_luck_alone(game: Train) -> None:
     """Five of sixteen numbers, give or take what 300 games happen to ask."""
     rows = held_out(game("blind"))
@@ -114,8 +106,6 @@ def test_without_hints_a_number_is_found_by_luck_alone(game: Train) -> None:
     assert rows[-1] <= 0.35
 
 
-@pytest.mark.slow
-@pytest.mark.matrix
 def test_python_is_asked_what_was_meant(python_tool: Train) -> None:
     rows = held_out(python_tool("rl"))
     print(rows)

@@ -22,6 +22,8 @@ from burnish.models.policy import LocalPolicy
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.objective import ActorCriticObjective, ClippedValueObjective, PolicyObjective
 
+pytestmark = pytest.mark.slow
+
 FIRST_DIGIT = """
 def first_digit(prompt: str) -> float:
     return int(prompt[0]) / 9
@@ -58,7 +60,6 @@ def explained(critic: SeparateCritic | SharedCritic, batch: Batch) -> float:
     return variance_explained(critic.values(batch)[batch.loss_mask], batch.returns[batch.loss_mask])  # type: ignore[index]
 
 
-@pytest.mark.slow
 def test_a_critic_of_its_own_explains_fixed_returns(tiny_model: Path, rollouts: Batch) -> None:
     loaded = load_model(ModelConfig(path=str(tiny_model), device="cpu"))
     critic = SeparateCritic.copy_of(loaded, OptimizerSettings(3e-3, 200))
@@ -67,7 +68,6 @@ def test_a_critic_of_its_own_explains_fixed_returns(tiny_model: Path, rollouts: 
     assert explained(critic, rollouts) > 0.9
 
 
-@pytest.mark.slow
 def test_a_shared_trunk_comes_to_explain_fixed_returns(tiny_model: Path, rollouts: Batch) -> None:
     """Advantages of 0 leave only the value loss, which reaches the trunk through the policy's own update."""
     settings = OptimizerSettings(3e-3, 200)
@@ -80,7 +80,6 @@ def test_a_shared_trunk_comes_to_explain_fixed_returns(tiny_model: Path, rollout
     assert explained(critic, rollouts) > 0.9
 
 
-@pytest.mark.slow
 def test_a_head_alone_approaches_the_best_linear_read_out(tiny_model: Path, rollouts: Batch) -> None:
     """The least-squares fit to the trunk's hidden states is the most that a head on a still trunk can explain."""
     policy = LocalPolicy(load_model(ModelConfig(path=str(tiny_model), device="cpu")), OptimizerSettings(1e-3, 10))
@@ -98,7 +97,6 @@ def test_a_head_alone_approaches_the_best_linear_read_out(tiny_model: Path, roll
     assert 0.8 * best < explained(critic, rollouts) <= best + 1e-6
 
 
-@pytest.mark.slow
 def test_explained_variance_of_a_run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
     """A critic of its own reaches 0.8 within twelve steps, and the logged number is that of the recorded rollouts:
     values from before the update, over the trained tokens."""

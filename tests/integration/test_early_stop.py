@@ -15,11 +15,12 @@ from burnish.config.schema import RlConfig, SftConfig
 from burnish.errors import ConfigError
 from burnish.observability.ending import read_ending
 
+pytestmark = pytest.mark.slow
+
 ReadTrace = Callable[[Path], Any]
 NEVER_BETTER = {"metric": "eval/token_accuracy", "no_better_for": 2}
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_ends_early_at_the_same_step_and_bit(
     tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path, one_thread: None
 ) -> None:
@@ -42,7 +43,6 @@ def test_an_interrupted_run_ends_early_at_the_same_step_and_bit(
     assert burnish.load_run(folder).stopped is False
 
 
-@pytest.mark.slow
 def test_the_step_that_decides_is_evaluated_and_saved_and_the_run_can_go_on(
     tiny_run: Callable[..., RlConfig], one_thread: None
 ) -> None:
@@ -63,7 +63,6 @@ def test_the_step_that_decides_is_evaluated_and_saved_and_the_run_can_go_on(
     assert (end.step, end.because) == (3, "all steps are made")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_misspelt_metric_is_said_at_the_first_evaluation_and_mended_later(
     first: int, tiny_run: Callable[..., RlConfig], one_thread: None

@@ -23,6 +23,8 @@ from burnish.trainers.rl.run import evaluate_run
 from burnish.trainers.run_folder import PATHS_FILE
 from burnish.trainers.sft import train_sft
 
+pytestmark = pytest.mark.slow
+
 Fastest = Callable[[int], None]
 
 
@@ -54,7 +56,6 @@ def weights(config: RlConfig) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_takes_the_paths_that_it_began_with(
     tiny_run: Callable[..., RlConfig], tmp_path: Path, fastest: Fastest
 ) -> None:
@@ -74,7 +75,6 @@ def test_a_resumed_run_takes_the_paths_that_it_began_with(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_resumed_run_that_cannot_says_so(
     tiny_run: Callable[..., RlConfig], fastest: Fastest, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +92,6 @@ def test_a_resumed_run_that_cannot_says_so(
     assert text.count("decoding without C kernels: the trial ended with RuntimeError: no such instruction") == 1
 
 
-@pytest.mark.slow
 def test_sft_and_evaluation_keep_to_the_record_too(
     tiny_sft: Callable[..., SftConfig], tiny_run: Callable[..., RlConfig], tmp_path: Path, fastest: Fastest
 ) -> None:

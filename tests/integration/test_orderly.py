@@ -23,6 +23,8 @@ from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import SftRun, train_sft
 from burnish.trainers.telemetry.journal import Journal
 
+pytestmark = pytest.mark.slow
+
 ReadTrace = Callable[[Path], Any]
 WriteRunFile = Callable[[RunConfig], str]
 
@@ -55,7 +57,6 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").glob("*")) if (folder / "checkpoints").exists() else []
 
 
-@pytest.mark.slow
 def test_a_reward_outage_loses_no_step(
     commands: Any, run_file: WriteRunFile, tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path
 ) -> None:
@@ -81,7 +82,6 @@ def metric_lines(folder: Path) -> int:
     return (folder / "metrics.jsonl").read_bytes().count(b"\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "error", "saved"),
     [
@@ -146,7 +146,6 @@ def fail_once(patch: pytest.MonkeyPatch, where: str, error: BaseException) -> No
         patch.setattr(Journal, "record", wrap(Journal.record, 3))
 
 
-@pytest.mark.slow
 def test_in_the_middle_of_the_updates_the_last_checkpoint_stands(
     tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +170,6 @@ def test_in_the_middle_of_the_updates_the_last_checkpoint_stands(
     assert trace(folder) == trace(calm)
 
 
-@pytest.mark.slow
 def test_a_failure_in_the_first_minibatch_leaves_the_weights_of_the_last_step(
     tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +190,6 @@ def test_a_failure_in_the_first_minibatch_leaves_the_weights_of_the_last_step(
     assert trace(folder) == trace(calm)
 
 
-@pytest.mark.slow
 def test_a_save_that_fails_too_does_not_take_the_place_of_the_error(
     tiny_run: Callable[..., RlConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +200,6 @@ def test_a_save_that_fails_too_does_not_take_the_place_of_the_error(
     assert "there is no checkpoint" in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["update", "evaluation"])
 def test_supervised_fine_tuning_saves_as_well(
     tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -235,7 +231,6 @@ def test_supervised_fine_tuning_saves_as_well(
     assert trace(folder) == trace(calm)
 
 
-@pytest.mark.slow
 def test_a_run_cut_short_in_its_last_evaluation_is_not_finished(
     tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from runs import SLOW_REWARD, num_rows
 
 from burnish.config.schema import RlConfig, RunConfig
 
+pytestmark = pytest.mark.slow
+
 ReadTrace = Callable[[Path], Any]
 WriteRunFile = Callable[[RunConfig], str]
 Build = Callable[..., RlConfig]
@@ -55,7 +57,6 @@ def disturbed(commands: Any, words: tuple[str, ...], run: Path, disturb: Callabl
     return command
 
 
-@pytest.mark.slow
 def test_a_removed_folder_ends_the_run_with_one_message(commands: Any, words: tuple[str, ...], tmp_path: Path) -> None:
     run = tmp_path / "run"
 
@@ -69,7 +70,6 @@ def test_a_removed_folder_ends_the_run_with_one_message(commands: Any, words: tu
     assert not run.exists()
 
 
-@pytest.mark.slow
 def test_a_moved_folder_is_found_and_goes_on_where_it_is(
     commands: Any, words: tuple[str, ...], trace: ReadTrace, tmp_path: Path
 ) -> None:
@@ -82,7 +82,6 @@ def test_a_moved_folder_is_found_and_goes_on_where_it_is(
     assert trace(tmp_path / "moved") == trace(run)
 
 
-@pytest.mark.slow
 def test_files_removed_from_the_folder_are_made_anew_with_a_word(
     commands: Any, words: tuple[str, ...], trace: ReadTrace, tmp_path: Path
 ) -> None:
@@ -105,7 +104,6 @@ def test_files_removed_from_the_folder_are_made_anew_with_a_word(
     assert "nothing to do" in commands.run(*words).output
 
 
-@pytest.mark.slow
 def test_a_live_run_is_not_started_over(
     commands: Any, words: tuple[str, ...], trace: ReadTrace, tmp_path: Path
 ) -> None:
@@ -120,7 +118,6 @@ def test_a_live_run_is_not_started_over(
     assert trace(run) == trace(tmp_path / "run.old-1")
 
 
-@pytest.mark.slow
 def test_a_terminal_that_goes_away_stops_the_run_as_ctrl_c_does(
     commands: Any, words: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -148,7 +145,6 @@ LOST = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", LOST)
 def test_without_a_stream_the_run_goes_on_and_an_error_keeps_its_code(
     commands: Any, words: tuple[str, ...], tmp_path: Path, how: str
@@ -161,7 +157,6 @@ def test_without_a_stream_the_run_goes_on_and_an_error_keeps_its_code(
         assert commands.run(*words, "seed=77", before=LOST[how]).code == 2
 
 
-@pytest.mark.slow
 def test_a_working_folder_that_is_gone_is_one_message(commands: Any, words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     command = commands.run(*words, before=f"import os; os.chdir({str(tmp_path / 'here')!r}); os.rmdir(os.getcwd())")
@@ -170,7 +165,6 @@ def test_a_working_folder_that_is_gone_is_one_message(commands: Any, words: tupl
     assert "Traceback" not in command.output
 
 
-@pytest.mark.slow
 def test_nobody_else_may_change_what_a_run_writes(commands: Any, words: tuple[str, ...], tmp_path: Path) -> None:
     assert commands.run(*words, "steps=2", before="import os; os.umask(0)").code == 0
     run = tmp_path / "run"
@@ -186,7 +180,6 @@ supervise.subprocess.Popen = refuse
 """
 
 
-@pytest.mark.slow
 def test_a_worker_that_cannot_be_started_is_one_message(commands: Any, words: tuple[str, ...]) -> None:
     command = commands.run(*words, before=REFUSE_PROCESSES)
     assert command.code == 2, command.output
@@ -205,7 +198,6 @@ rl.credit_rows = hungry
 """
 
 
-@pytest.mark.slow
 def test_memory_that_cannot_be_had_is_one_message_and_the_steps_are_saved(
     commands: Any, words: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -218,7 +210,6 @@ def test_memory_that_cannot_be_had_is_one_message_and_the_steps_are_saved(
     assert (tmp_path / "run" / "checkpoints" / "step-000003").is_dir()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -247,7 +238,6 @@ def test_something_of_another_kind_in_the_place_of_a_file_is_named(
     assert commands.run(*words, "steps=3").code == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("text", ['{"starts": 3}', "[" * 100_000])
 def test_a_damaged_record_of_starts_is_named(commands: Any, words: tuple[str, ...], tmp_path: Path, text: str) -> None:
     assert commands.run(*words, "steps=2").code == 0
@@ -269,7 +259,6 @@ def nothing(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT): return None
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
@@ -297,7 +286,6 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 """
 
 
-@pytest.mark.slow
 def test_too_many_open_files_is_one_message(commands: Any, words: tuple[str, ...]) -> None:
     command = commands.run(*words, before=FEW_FILES)
     assert command.code == 2, command.output
@@ -306,7 +294,6 @@ def test_too_many_open_files_is_one_message(commands: Any, words: tuple[str, ...
     assert "Traceback" not in command.output
 
 
-@pytest.mark.slow
 def test_a_changed_reward_is_refused_and_an_accepted_change_is_on_record(
     commands: Any, words: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from burnish.config.schema import RlConfig
 from burnish.errors import RolloutError
 from burnish.trainers.rl.collection import Collector
 
+pytestmark = pytest.mark.slow
+
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05}},
     "dapo": {"algorithm": {"preset": "dapo", "max_refills": 2}},
@@ -50,7 +52,6 @@ def versions(folder: Path) -> list[set[int]]:
     return [{json.loads(line)["policy_version"] for line in file.read_text().splitlines()} for file in files]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("staleness", "expected"), [(0, [0, 2, 4, 6, 8]), (1, [0, 0, 2, 4, 6]), (3, [0, 0, 0, 0, 2])])
 def test_the_weights_that_sample_a_step_are_those_of_the_rule(
     staleness: int, expected: list[int], run: Callable[..., Path]
@@ -65,7 +66,6 @@ def test_the_weights_that_sample_a_step_are_those_of_the_rule(
         assert not any("rollout/staleness" in row for row in rows)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["grpo", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_a_run_that_samples_ahead_goes_on_with_the_batches_of_its_checkpoint(
     case: str, run: Callable[..., Path], trace: Callable[[Path], Any], tmp_path: Path
@@ -78,7 +78,6 @@ def test_a_run_that_samples_ahead_goes_on_with_the_batches_of_its_checkpoint(
     assert trace(run("halves", case, 2)) == expected
 
 
-@pytest.mark.slow
 def test_sampling_aside_has_the_numbers_of_sampling_inline(
     run: Callable[..., Path], trace: Callable[[Path], Any]
 ) -> None:
@@ -86,7 +85,6 @@ def test_sampling_aside_has_the_numbers_of_sampling_inline(
     assert trace(run("aside", "grpo", 1, workers=1)) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("staleness", "case"),
     [
@@ -107,7 +105,6 @@ def test_no_number_of_processes_changes_a_bit(
     assert trace(run("trainers", case, staleness, trainers=2)) == expected
 
 
-@pytest.mark.slow
 def test_the_ratio_of_a_stale_response_is_to_its_sampler(run: Callable[..., Path]) -> None:
     """The first step trains on fresh responses, the third on those of the weights before the second. The ratio shows
     how far the policy has moved since; weighted by a correction instead, it begins at 1."""
@@ -120,7 +117,6 @@ def test_the_ratio_of_a_stale_response_is_to_its_sampler(run: Callable[..., Path
     assert weighted[3]["rollout/logprob_diff_mean"] > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_ahead_of_training_ends_the_step_that_needs_the_batch(
     workers: int, run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,8 @@ from rich.console import Console
 from burnish.config.schema import RlConfig
 from burnish.trainers.cluster import train_rl
 
+pytestmark = pytest.mark.slow
+
 LOSS = """
 import os
 from pathlib import Path
@@ -50,7 +52,6 @@ def train(tiny_run: Callable[..., RlConfig], fake_vllm: Path, tmp_path: Path) ->
     return run
 
 
-@pytest.mark.slow
 def test_it_sleeps_from_the_last_sample_of_a_step_until_the_next_weights(
     train: Callable[..., list[str]], tmp_path: Path
 ) -> None:
@@ -68,13 +69,11 @@ def test_it_sleeps_from_the_last_sample_of_a_step_until_the_next_weights(
     assert all(row["time/engine_sleep_seconds"] > 0 for row in rows if row["step"] == 2)
 
 
-@pytest.mark.slow
 def test_batches_ahead_of_training_are_sampled_before_it_sleeps(train: Callable[..., list[str]]) -> None:
     calls = train(staleness=1)
     assert calls[: calls.index("learn")] == ["build enable_sleep_mode", "push", *["generate"] * 4, "sleep 1"]
 
 
-@pytest.mark.slow
 def test_the_engines_of_all_trainers_sleep_before_any_of_them_trains(train: Callable[..., list[str]]) -> None:
     awake = learned = 0
     for call in train(trainers=2):
@@ -85,7 +84,6 @@ def test_the_engines_of_all_trainers_sleep_before_any_of_them_trains(train: Call
     assert learned == 3 * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.matrix)])
 def test_rollout_workers_get_new_weights(train: Callable[..., list[str]], rank: int) -> None:
     """With LoRA only adapters, of which vLLM gets no more."""
