@@ -14,7 +14,7 @@ from burnish.config.loading import load_run_file
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
-pytestmark = [pytest.mark.slow, pytest.mark.matrix]  # run by hand (make test-matrix)
+pytestmark = pytest.mark.matrix  # run by hand (make test-matrix)
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Train = Callable[..., list[dict[str, float]]]

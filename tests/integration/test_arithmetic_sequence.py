@@ -107,7 +107,6 @@ def test_each_run_starts_where_the_one_before_ends(stage: Callable[..., RlConfig
         assert written == f"{first['output']}/checkpoints/step-{stage(before).steps:06d}/policy"
 
 
-@pytest.mark.slow
 @pytest.mark.matrix  # 18 minutes without AVX-512; run by hand (make test-matrix)
 @pytest.mark.timeout(2400)
 def test_a_random_model_learns_the_sequences(stage: Callable[..., RlConfig], one_thread: None) -> None:

@@ -127,7 +127,6 @@ def test_models_with_a_process_of_their_own_have_the_same_numbers(
     assert trace(run("own", case, steps=6)) == trace(run("one", case, steps=6))
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_no_number_of_rollout_workers_changes_a_token_of_sixty_thousand(
     run: Callable[..., Path], trace: Callable[[Path], Any]
@@ -141,7 +140,6 @@ def test_no_number_of_rollout_workers_changes_a_token_of_sixty_thousand(
         assert trace(run(f"workers-{workers}", "grpo", *words, workers=workers, steps=20)) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_a_lost_critic_costs_time_only(
     run: Callable[..., Path], trace: Callable[[Path], Any], hit: Callable[..., Any]
@@ -226,7 +224,6 @@ def test_one_trainer_in_its_own_process_is_a_run_without_the_section(
     assert trace(learn("elsewhere", case, "cluster.backend=processes")) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", ["sft", "rm of policy"])
 def test_a_run_on_given_data_goes_on_after_a_lost_trainer_and_on_another_number(

@@ -83,7 +83,6 @@ def kinds_of(folder: Path, step: int, task: Path) -> tuple[Counter[str], Counter
     return Counter(kind for _, kind in sampled), Counter(kind for _, kind in kept)
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_the_filter_trains_on_what_can_be_learned_and_soon_samples_nothing_else(
     task: Path, run: Callable[..., Path]

@@ -217,7 +217,6 @@ def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, 
     assert (tmp_path / "run" / "checkpoints" / "step-000002" / "policy" / "model.safetensors").is_file()
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_the_run_on_ray_is_the_run_on_one_process(custom_task: list[str], tmp_path: Path) -> None:
     """The commands of its page, cut to four steps: the same weights."""
@@ -231,7 +230,6 @@ def test_the_run_on_ray_is_the_run_on_one_process(custom_task: list[str], tmp_pa
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_the_run_with_torchrun_is_the_run_on_one_process(custom_task: list[str], tmp_path: Path) -> None:
     """The commands of its page, cut to four steps: the same weights."""
     words = ["rl", WITH_TORCHRUN, *custom_task[:-1], "steps=4", "checkpoint.every_steps=4"]

@@ -72,7 +72,6 @@ def model(save_tiny_llama: Callable[..., Path]) -> Path:
     return save_tiny_llama("0123456789+=", hidden_size=512, intermediate_size=1536, num_layers=10, num_heads=8)
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_process_takes_more_than_its_plan(

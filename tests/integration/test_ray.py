@@ -240,7 +240,6 @@ def test_rollout_workers_see_as_many_gpus_as_their_engine_needs(
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_a_stopped_actor_is_found_and_ended(
     cluster: Any, module: Any, tmp_path: Path, gone: Callable[..., bool]
 ) -> None:
@@ -253,7 +252,6 @@ def test_a_stopped_actor_is_found_and_ended(
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_an_actor_that_is_stopped_while_it_imports_is_found(
     cluster: Any, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,7 +380,6 @@ def test_ray_changes_no_bit(
     assert found == trace(run("inline", case))
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_sft_on_ray_changes_no_bit(
     cluster: Any, tiny_sft: Callable[..., SftConfig], trace: Callable[[Path], Any], tmp_path: Path
@@ -430,7 +427,6 @@ def test_a_killed_rollout_worker_changes_nothing(
     assert found == expected
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_sampling_that_depends_on_timing_loses_no_prompt_with_a_worker_on_ray(
     cluster: Any, run: Callable[..., Path], killed_while_sampling: list[int]
@@ -478,7 +474,6 @@ def test_trainers_of_two_nodes_one_of_which_is_lost(
     assert found == trace(run("inline", steps=6))
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_a_lost_node_leaves_a_smaller_pool(
     add_nodes: Any,

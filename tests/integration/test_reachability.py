@@ -179,7 +179,6 @@ def test_every_estimator_makes_a_real_step_with_every_loss(
     step_changes_weights(*sampled, algorithm_of(estimator, loss, *paired(estimator, loss)))
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("estimator", CRITIC_FREE)
 @pytest.mark.parametrize("loss", list(POLICY_LOSSES))
@@ -217,7 +216,6 @@ def test_every_loss_with_a_critic_makes_a_real_step(
     critic_steps(*with_critic, algorithm_of(estimator, loss, *paired(estimator, loss), whiten_advantages=True))
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("estimator", WITH_CRITIC)
 @pytest.mark.parametrize("loss", list(POLICY_LOSSES))

@@ -67,7 +67,6 @@ def test_labels_are_of_the_published_schema(stories: Path, stories_model: Path, 
     assert not documents[0] & documents[1]
 
 
-@pytest.mark.slow
 @pytest.mark.matrix  # three CPU minutes
 def test_oai_2019_on_stories(stories: Path, stories_model: Path, tmp_path: Path) -> None:
     """A third of the sizes of the example: learned score and true sentiment rise together, within the KL asked for."""

@@ -80,7 +80,6 @@ def cheating(folder: Path, name: str) -> float:
     return sum(line["response"].startswith(CHEAT) for line in lines) / len(lines)
 
 
-@pytest.mark.slow
 @pytest.mark.matrix  # eight minutes: run by hand (make test-matrix)
 def test_the_sandbox_teaches_to_write_functions_and_the_exit_status_to_cheat(
     sandbox_holds: None, run: Callable[..., Path]

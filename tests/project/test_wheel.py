@@ -119,7 +119,6 @@ def elsewhere(repository: Path, wheel: Path, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_demo_runs_from_the_wheel_alone(elsewhere: Elsewhere, repository: Path) -> None:
     assert elsewhere.run("burnish", "--version").split() == ["burnish", burnish.__version__]
