@@ -41,6 +41,14 @@ def pair(request, new_model):
     return IMPLEMENTATIONS[request.param](new_model())
 
 
+@pytest.fixture
+def moved(pair, batch):
+    """The critic after an update, and its values."""
+    _, critic = pair
+    critic.update(batch, LOSS)
+    return critic, critic.values(batch)
+
+
 def weights_of(policy):
     return {name: value.detach().clone() for name, value in policy.model.named_parameters()}
 
@@ -68,10 +76,8 @@ def test_an_update_learns_and_never_moves_the_policy(pair, batch):
     assert all(torch.equal(value, policy_before[name]) for name, value in weights_of(policy).items())
 
 
-def test_values_stay_zero_past_the_end_and_padding_is_not_read(pair, batch):
-    _, critic = pair
-    critic.update(batch, LOSS)
-    values = critic.values(batch)
+def test_values_stay_zero_past_the_end_and_padding_is_not_read(moved, batch):
+    critic, values = moved
     assert values[batch.loss_mask].all()
     assert not values[~batch.loss_mask].any()
     spoilt = batch.replace(response_tokens=torch.where(batch.loss_mask, batch.response_tokens, 3))
@@ -79,11 +85,9 @@ def test_values_stay_zero_past_the_end_and_padding_is_not_read(pair, batch):
 
 
 @pytest.mark.slow_cases("separate next to LoRA")
-def test_a_value_belongs_to_the_state_before_its_token(pair, batch):
+def test_a_value_belongs_to_the_state_before_its_token(moved, batch):
     """Changing response token t changes the values after it, never the one at it or before it."""
-    _, critic = pair
-    critic.update(batch, LOSS)
-    values = critic.values(batch)
+    critic, values = moved
     for t in range(5):
         tokens = batch.response_tokens.clone()
         tokens[0, t] = 3 + (tokens[0, t] - 2) % 13
@@ -93,19 +97,15 @@ def test_a_value_belongs_to_the_state_before_its_token(pair, batch):
             assert (changed[0, t + 1 : 5] != values[0, t + 1 : 5]).all()
 
 
-def test_divergence_leaves_the_weights(pair, batch):
-    _, critic = pair
-    critic.update(batch, LOSS)
-    values = critic.values(batch)
+def test_divergence_leaves_the_weights(moved, batch):
+    critic, values = moved
     with pytest.raises(DivergenceError, match="critic"):
         critic.update(batch.replace(returns=batch.returns * float("inf")), LOSS)
     assert torch.equal(critic.values(batch), values)
 
 
-def test_a_batch_without_trained_tokens_moves_nothing(pair, batch):
-    _, critic = pair
-    critic.update(batch, LOSS)
-    values = critic.values(batch)
+def test_a_batch_without_trained_tokens_moves_nothing(moved, batch):
+    critic, values = moved
     metrics = critic.update(batch.replace(loss_mask=torch.zeros_like(batch.loss_mask)), LOSS).metrics
     assert metrics["critic/empty_updates"].result() == 1
     assert torch.equal(critic.values(batch), values)

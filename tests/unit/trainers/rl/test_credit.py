@@ -27,6 +27,13 @@ def four_rows(**fields: torch.Tensor) -> Batch:
     return ones_batch(torch.arange(2) < lengths.unsqueeze(1), response_lengths=lengths, group_ids=groups, **fields)
 
 
+def without_row_1(batch: Batch) -> Batch:
+    """The same batch, of which the loss leaves out a row."""
+    mask = batch.loss_mask.clone()
+    mask[1] = False
+    return batch.replace(loss_mask=mask)
+
+
 def run(algorithm: AlgorithmConfig, scores: list[float], batch: Batch, kl_coef: float = 0.0, **outcome: torch.Tensor):
     estimator = resolve_estimator(algorithm.estimator)
     return assign_advantages(
@@ -85,10 +92,7 @@ def test_dense_rewards_replace_the_score_on_the_last_token() -> None:
 
 
 def test_a_row_left_out_of_the_loss_still_counts_in_its_group() -> None:
-    batch = four_rows()
-    mask = batch.loss_mask.clone()
-    mask[1] = False
-    scored, _ = run(AlgorithmConfig(estimator="dr_grpo"), [1.0, 0.0, 0.0, 0.0], batch.replace(loss_mask=mask))
+    scored, _ = run(AlgorithmConfig(estimator="dr_grpo"), [1.0, 0.0, 0.0, 0.0], without_row_1(four_rows()))
     assert scored.advantages.tolist()[:2] == [[0.5, 0.5], [0.0, 0.0]]
 
 
@@ -179,19 +183,14 @@ def values_only(scores_B: torch.Tensor, values_BT: torch.Tensor) -> torch.Tensor
 def test_a_row_left_out_of_the_loss_carries_the_same_kl_as_its_siblings() -> None:
     """d = .1 a token and equal scores: rows of 2 and 1 tokens score -.2 and -.1, whichever of them is trained on."""
     batch = four_rows(old_logprobs=torch.full((4, 2), -1.0), ref_logprobs=torch.full((4, 2), -1.1))
-    mask = batch.loss_mask.clone()
-    mask[1] = False
     algorithm = AlgorithmConfig(estimator="dr_grpo", kl_in="reward", kl_coef=1.0, kl_estimator="k1")
-    scored, _ = run(algorithm, [0.0] * 4, batch.replace(loss_mask=mask), kl_coef=1.0)
+    scored, _ = run(algorithm, [0.0] * 4, without_row_1(batch), kl_coef=1.0)
     torch.testing.assert_close(scored.advantages[:2], torch.tensor([[-0.05, -0.05], [0.0, 0.0]]))
 
 
 def test_a_row_left_out_of_the_loss_keeps_its_weight_in_the_baseline_of_opo() -> None:
     """Lengths 2 and 1, scores 3 and 0: baseline 2."""
-    batch = four_rows()
-    mask = batch.loss_mask.clone()
-    mask[1] = False
-    scored, _ = run(AlgorithmConfig(estimator="opo"), [3.0, 0.0, 1.0, 1.0], batch.replace(loss_mask=mask))
+    scored, _ = run(AlgorithmConfig(estimator="opo"), [3.0, 0.0, 1.0, 1.0], without_row_1(four_rows()))
     torch.testing.assert_close(scored.advantages[0], torch.tensor([1.0, 1.0]))
 
 
