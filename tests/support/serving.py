@@ -24,7 +24,9 @@ def served(application: Callable[[Callable[[], bool]], Any]) -> Iterator[socket.
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         wait_for(lambda: server.started)
-        yield listener
-        server.should_exit = True
-        thread.join(60)
+        try:
+            yield listener
+        finally:
+            server.should_exit = True
+            thread.join(60)
         assert not thread.is_alive()

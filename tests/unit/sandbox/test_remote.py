@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import serving
 from watching import children, wait_for
 
 from burnish.errors import SandboxError
@@ -30,7 +31,7 @@ from burnish.sandbox.sandbox import Sandbox
 from burnish.sandbox.server import SandboxService, application, serve
 
 pytest.importorskip("starlette", reason="needs burnish[serve]")
-uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
+pytest.importorskip("uvicorn", reason="needs burnish[serve]")
 
 TOKEN = "0123456789abcdef"
 LIMITS = Limits(seconds=60.0, processor_seconds=60.0)
@@ -45,16 +46,8 @@ def served(sandbox: Runner, service: SandboxService | None = None, *, judges: bo
     app = application(sandbox, service or SandboxService())
     if not judges:
         app.router.routes = [route for route in app.router.routes if route.path != "/judge"]
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_for(lambda: server.started)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(60)
-    assert not thread.is_alive()
+    with serving.served(lambda _: app) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 class Pretended:
