@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -312,11 +311,8 @@ def test_what_a_killed_build_leaves_is_swept_by_the_next(
     load = "import torch; from burnish.kernels.build import load_library; load_library('decode.c', torch.float32)"
     building = subprocess.Popen([sys.executable, "-c", load], env=os.environ | {"CC": str(compiler)})
     try:
-        until = time.monotonic() + 120
-        while not started.exists():
-            assert time.monotonic() < until
-            assert building.poll() is None
-            time.sleep(0.05)
+        wait_for(lambda: started.exists() or building.poll() is not None, 120)
+        assert building.poll() is None
     finally:
         building.kill()
         building.wait()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watching import children, leaving_nothing
+from watching import children, leaving_nothing, wait_for
 
 from burnish.agents.environments.mcp_tools import McpServer, McpTools, result_of_call, schema_of_tool
 from burnish.agents.tools.calls import ToolCall, ToolError
@@ -207,10 +207,7 @@ def test_a_busy_server_ends_with_a_run_that_is_killed(command: Callable[..., tup
     servers = children(run.pid)
     assert servers
     run.kill()
-    deadline = time.monotonic() + 10
-    while any(map(is_alive, servers)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(is_alive, servers))
+    wait_for(lambda: not any(map(is_alive, servers)), 10)
     run.wait()
 
 
