@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import rollouts_of, rows_of
 
 from burnish.cli import main
 from burnish.models.characters import character_tokenizer
@@ -65,7 +66,7 @@ def test_an_agent_teaches_a_policy(
     }
     Path("run.yaml").write_text(json.dumps(config))
     assert main(["rl", "run.yaml"]) == 0
-    steps = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    steps = rows_of("run")
     steps = [step for step in steps if "reward/mean" in step]
     assert steps[0]["reward/mean"] < 0.4
     assert steps[-1]["reward/mean"] > steps[0]["reward/mean"] + 0.3
@@ -75,6 +76,6 @@ def test_an_agent_teaches_a_policy(
         assert step["agent/branches_mean"] == 2
         assert step["agent/failed_fraction"] == 0
         assert step["rollout/logprob_diff_max"] < 1e-4  # what is trained on is what was sampled
-    rows = [json.loads(line) for line in Path("run/rollouts/step-000001.jsonl").read_text().splitlines()]
+    rows = rollouts_of("run")
     assert len(rows) == 32  # two branches of each of 16 samples
     assert {len(row["turns"]) for row in rows} == {1, 3}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
+from runs import lines_of, rows_of
 
 from burnish.algorithms.policy_losses.clipped import ppo_clip
 from burnish.config.schema import RlConfig
@@ -110,12 +110,12 @@ def test_explained_variance_of_a_run(tiny_run: Callable[..., RlConfig], tmp_path
         rollout={"prompts_per_step": 32, "group_size": 1, "max_prompt_tokens": 8, "max_response_tokens": 4},
     )
     train_rl(config, console=Console(quiet=True))
-    rows = [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(config.output)
     assert rows[0]["critic/explained_variance"] == pytest.approx(0, abs=1e-9)
     assert min(row["critic/explained_variance"] for row in rows[-3:]) > 0.8
     for row in (rows[1], rows[-1]):
         file = Path(config.output) / "rollouts" / f"step-{row['step']:06d}.jsonl"
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        lines = lines_of(file)
         values, returns = (
             torch.tensor([number for line in lines for number in line[name]])
             for name in ("token_values", "token_returns")

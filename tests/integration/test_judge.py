@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import trained
+from runs import rows_of, trained
 from stub_judge import shown
 
 from burnish.cli import main
@@ -107,7 +107,7 @@ def test_pairwise_scores_center_each_group(run: Callable[..., Path], stub_judge:
     options = {"url": stub_judge(longer).url, "model": "stub", "form": "pairwise"}
     folder = run("pairwise", {"name": "judge", "options": options, "timeout_seconds": 120})
 
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(folder)
     means = [row["reward/mean"] for row in rows if "reward/mean" in row]
     assert means == pytest.approx([0.5] * len(means))
     assert all(row["judge/inconsistent_fraction"] == 0 for row in rows if "judge/inconsistent_fraction" in row)
@@ -155,10 +155,7 @@ def test_a_run_loads_the_judge_that_it_names(run: Callable[..., Path], save_tiny
     )
     judge = {"name": "judge", "options": {"model_path": str(folder), "max_tokens": 8}}
     scoring = {"workers": 1, "on_failure": "score", "failure_score": 0.0, "max_failure_fraction": 1.0}
-    rows = [
-        json.loads(line) for line in (run("local", judge, scoring=scoring) / "metrics.jsonl").read_text().splitlines()
-    ]
-    asked = [row for row in rows if "judge/requests" in row]
+    asked = [row for row in rows_of(run("local", judge, scoring=scoring)) if "judge/requests" in row]
     assert asked
     assert all(row["judge/requests"] == 1 and row["judge/repaired_fraction"] == 0 for row in asked)  # a batch
     assert all(row["judge/tokens_out"] > 0 and row["judge/seconds"] > 0 for row in asked)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from runs import rows_of
 from scripts import load_script
 
 from burnish.config.schema import RlConfig
@@ -22,7 +22,7 @@ def test_the_naked_loop_gives_the_trainers_numbers(
 ) -> None:
     config = tiny_run(steps=5)
     train_rl(config, console=Console(quiet=True))
-    trained = [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
+    trained = rows_of(config.output)
     history = load_script(EXAMPLE).main(str(tiny_model), str(tiny_task / "train.jsonl"), 5)
     assert any(row["policy/grad_norm"] > 0.1 for row in history)
     assert any(row["reward/mean"] > 0 for row in history)

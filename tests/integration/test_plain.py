@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from runs import rows_of
 
 from burnish.config.schema import RlConfig
 from burnish.forward.attention import packs_rows
@@ -27,7 +27,7 @@ ALGORITHMS = {
 
 def metrics(config: RlConfig) -> list[dict[str, float]]:
     result = train_rl(config, console=Console(file=io.StringIO()))
-    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(result.folder)
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in rows]
 
 

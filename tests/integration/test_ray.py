@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from rich.console import Console
 from watching import children, wait_for
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'burnish[ray]')")
-from runs import trained
+from runs import num_rows, rows_of, trained
 
 import burnish
 from burnish.config.schema import RlConfig, SftConfig
@@ -438,7 +437,7 @@ def test_sampling_that_depends_on_timing_loses_no_prompt_with_a_worker_on_ray(
     assert [len(prompts) for prompts in steps] == [4] * 4
     assert set().union(*steps) == set().union(*trained_prompts(run("inline")))
     assert len(set().union(*steps)) == 16
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(folder)
     assert sum(row.get("rollout/lost_workers", 0) for row in rows) == 1
     assert all(0 <= row["rollout/staleness"] <= 1 for row in rows if row["step"] > 0)
     assert all("rollout/renewed_fraction" in row for row in rows if row["step"] > 0)
@@ -556,12 +555,8 @@ def test_a_killed_controller_leaves_nothing(
     config = tiny_run(steps=10_000, cluster={"backend": "ray", "rollout_workers": 1, "cpus_per_worker": 0.5})
     command = [sys.executable, "-m", "burnish", "rl", run_file(config)]
     controller = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
-    journal = Path(config.output) / "metrics.jsonl"
-    deadline = time.monotonic() + 180.0
-    while not (journal.exists() and journal.read_text()):
-        assert time.monotonic() < deadline
-        assert controller.poll() is None
-        time.sleep(0.2)
+    wait_for(lambda: num_rows(Path(config.output)) > 0 or controller.poll() is not None, 180.0)
+    assert controller.poll() is None
     descendants = children(controller.pid)
     assert len(descendants) > 4
     names = {pid: Path(f"/proc/{pid}/cmdline").read_text().replace(chr(0), " ")[:80] for pid in descendants}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import rows_of
+from runs import lines_of, rows_of
 from scripts import load_script
 
 from burnish.config.loading import load_run_file
@@ -74,9 +72,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Ca
 
 def cheating(folder: Path, name: str) -> float:
     """Share of the recorded responses that end the process instead of returning something."""
-    lines: list[dict[str, Any]] = [
-        json.loads(line) for line in (folder / "rollouts" / f"{name}.jsonl").read_text().splitlines()
-    ]
+    lines = lines_of(folder / "rollouts" / f"{name}.jsonl")
     return sum(line["response"].startswith(CHEAT) for line in lines) / len(lines)
 
 

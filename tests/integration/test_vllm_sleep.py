@@ -3,13 +3,13 @@ memory that sleeps is used."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import rows_of
 
 from burnish.config.schema import RlConfig
 from burnish.trainers.cluster import train_rl
@@ -65,7 +65,7 @@ def test_it_sleeps_from_the_last_sample_of_a_step_until_the_next_weights(
         *("wake weights kv_cache", *step),
         *(*wakes, "generate", "generate", "sleep 1"),  # after the last one
     ]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path / "run")
     assert all(row["time/engine_sleep_seconds"] > 0 for row in rows if row["step"] == 2)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import string
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from runs import rows_of
 
 from burnish.cli import main
 from burnish.config.explain import _words
@@ -100,7 +100,7 @@ def test_a_converted_script_trains_with_the_reward_as_it_was(
     held_out = ["data.eval=[]", "evaluation.every_steps=null", "evaluation.at_start=false"]
     words = [f"model.path={model}", "data.train=train.jsonl", *held_out, *SMALL]
     assert main(["rl", "run.yaml", *words]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "runs/first/metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path / "runs/first")
     assert [row["reward/failed_fraction"] for row in rows] == [0, 0]
 
 
