@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burnish.config.schema_data import DataSource
-from burnish.data.rows import Row, column_names, describe, hint, lookup, optional_text_at, value_at
+from burnish.data.rows import Row, column_names, describe, hint, lookup, optional_text_at, value_at, wrong_value
 from burnish.data.turns import checked_message
 from burnish.errors import DataError
 from burnish.outside.reading import strict_json
@@ -39,10 +39,8 @@ def text_or_turns(value: Any, row: Row, path: str, *, role: str) -> str | tuple[
             return value
         value = parsed(value, row, path, "messages")
     if not isinstance(value, (list, dict)):
-        raise DataError(
-            f"{row.where}: column {path!r} ({role}) holds {describe(value)}, not text or messages",
-            remedy="fix the row, or build the text with prompt_template",
-        )
+        remedy = "fix the row, or build the text with prompt_template"
+        raise wrong_value(row, path, role, value, "text or messages", remedy=remedy)
     return checked_messages([value] if isinstance(value, dict) else value, row, path)
 
 
@@ -74,8 +72,12 @@ def tools_at(row: Row, roles: Mapping[str, str]) -> tuple[Mapping[str, Any], ...
     if not value:
         return ()
     if not isinstance(value, list) or any(not isinstance(tool, Mapping) or not tool for tool in value):
-        raise DataError(
-            f"{row.where}: column {path!r} (tools) holds {describe(value)}, not a list of JSON schemas",
+        raise wrong_value(
+            row,
+            path,
+            "tools",
+            value,
+            "a list of JSON schemas",
             remedy='a tool is {"type": "function", "function": {"name": ..., "parameters": {...}}}; if the column '
             "`tools` means something else, rename it",
         )
@@ -214,10 +216,8 @@ def _history_at(row: Row, roles: Mapping[str, str]) -> tuple[Message, ...]:
         return checked_messages(value, row, roles["history"])
     pairs = [item for item in value if isinstance(item, list) and [*map(type, item)] == [str, str]]
     if pairs != value:
-        raise DataError(
-            f"{row.where}: column {roles['history']!r} (history) holds {describe(value)}, not pairs of texts",
-            remedy='a history is [["question", "answer"], ...]; if the column means something else, rename it',
-        )
+        remedy = 'a history is [["question", "answer"], ...]; if the column means something else, rename it'
+        raise wrong_value(row, roles["history"], "history", value, "pairs of texts", remedy=remedy)
     return tuple(Message(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True))
 
 

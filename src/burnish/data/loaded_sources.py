@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from burnish.config.schema_data import DataSource
-from burnish.data.rows import Row, describe, value_at
+from burnish.data.rows import Row, describe, value_at, wrong_value
 from burnish.data.samplers import PromptSampler
 from burnish.data.schemas import Purpose, Reading, recognise
 from burnish.data.sources import Table, read_table, short_name, source_names
@@ -122,10 +122,8 @@ class LoadedSource:
             return fixed
         value = value_at(row, self.reading.roles["domain"], role="domain")
         if isinstance(value, (Sequence, dict)) and not isinstance(value, str):
-            raise DataError(
-                f"{row.where}: column {self.reading.roles['domain']!r} (domain) holds {describe(value)}, not a name",
-                remedy="set domain for the source, or columns: {domain: ...}",
-            )
+            remedy = "set domain for the source, or columns: {domain: ...}"
+            raise wrong_value(row, self.reading.roles["domain"], "domain", value, "a name", remedy=remedy)
         return self.own_domain if value is None or value == "" else str(value)
 
     def id_of(self, row: Row) -> str:
@@ -134,10 +132,8 @@ class LoadedSource:
             return f"{self.name}:{row.number}"
         value = value_at(row, self.reading.roles["id"], role="id")
         if not isinstance(value, (str, int)) or value == "":
-            raise DataError(
-                f"{row.where}: column {self.reading.roles['id']!r} (id) holds {describe(value)}, not text or a number",
-                remedy="name a column of unique ids, or none (then row numbers are used)",
-            )
+            remedy = "name a column of unique ids, or none (then row numbers are used)"
+            raise wrong_value(row, self.reading.roles["id"], "id", value, "text or a number", remedy=remedy)
         return f"{self.name}:{value}"
 
     def rows_with_ids(self) -> Iterator[tuple[str, Row]]:

@@ -18,7 +18,7 @@ from burnish.data.conversations import (
     without_last_answer,
 )
 from burnish.data.loaded_sources import LoadedSource
-from burnish.data.rows import Row, common_length, describe, lookup, number_of, value_at, weight_at
+from burnish.data.rows import Row, common_length, describe, lookup, number_of, value_at, weight_at, wrong_value
 from burnish.errors import DataError
 from burnish.types import Message, Tokenizer
 
@@ -75,15 +75,11 @@ class PreferenceRow:
 
 def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: PreferenceRules) -> PreferenceRow:
     """The comparison in a row. Raises DataError, with file and line, if the row is not a comparison."""
-    match loaded.reading.schema:
-        case "token_labels":
-            read = _token_labels(loaded, row_id, row, rules)
-        case "candidates":
-            read = _candidates(loaded, row_id, row)
-        case "rated":
-            read = _rated(loaded, row_id, row)
-        case _:
-            read = _pair(loaded, row_id, row)
+    if loaded.reading.schema == "token_labels":
+        read = _token_labels(loaded, row_id, row, rules)
+    else:
+        reader = {"candidates": _candidates, "rated": _rated}.get(loaded.reading.schema, _pair)
+        read = reader(loaded, row_id, row)
     _check_count(read, rules)
     _check_responses(read)
     return read
@@ -157,10 +153,8 @@ def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
     if isinstance(values, str):
         values = parsed(values, row, roles["responses"], "responses")
     if not isinstance(values, list) or not values:
-        raise DataError(
-            f"{row.where}: column {roles['responses']!r} (responses) holds {describe(values)}, not a list",
-            remedy="each row needs a list of candidate responses",
-        )
+        remedy = "each row needs a list of candidate responses"
+        raise wrong_value(row, roles["responses"], "responses", values, "a list", remedy=remedy)
     responses = tuple(text_or_turns(value, row, roles["responses"], role="responses") for value in values)
     prompt = _explicit_prompt(loaded, row)
     best = _best(number_of(row, value_at(row, roles["best"], role="best")), len(responses), row.where)
@@ -172,10 +166,8 @@ def _rated(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
     roles = loaded.reading.roles
     good = number_of(row, value_at(row, roles["label"], role="label"))
     if good not in (True, False) or not isinstance(good, (bool, int)):
-        raise DataError(
-            f"{row.where}: column {roles['label']!r} (label) holds {describe(good)}",
-            remedy="write true for a response that should become more likely, false for one that should not",
-        )
+        remedy = "write true for a response that should become more likely, false for one that should not"
+        raise wrong_value(row, roles["label"], "label", good, remedy=remedy)
     prompt = _explicit_prompt(loaded, row)
     if "completion" in roles:
         response = _text_or_messages(row, roles["completion"], "completion")
@@ -245,17 +237,15 @@ def _margin(row: Row, column: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        raise DataError(
-            f"{row.where}: column {column!r} (margin) holds {describe(value)}",
-            remedy="a margin is a number of at least 0 that says by how much the chosen response is better",
-        )
+        remedy = "a margin is a number of at least 0 that says by how much the chosen response is better"
+        raise wrong_value(row, column, "margin", value, remedy=remedy)
     return float(value)
 
 
 def _tie(row: Row, column: str) -> bool:
     value = number_of(row, lookup(row.values, column, None))
     if value not in (True, False, None):
-        raise DataError(f"{row.where}: column {column!r} (tie) holds {describe(value)}", remedy="write true or false")
+        raise wrong_value(row, column, "tie", value, remedy="write true or false")
     return bool(value)
 
 

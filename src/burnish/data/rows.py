@@ -167,10 +167,7 @@ def text_at(row: Row, path: str, *, role: str) -> str:
     """The text of a column; DataError for anything else."""
     value = value_at(row, path, role=role)
     if not isinstance(value, str):
-        raise DataError(
-            f"{row.where}: column {path!r} ({role}) holds {describe(value)}, not text",
-            remedy="fix the row, or build the text with prompt_template",
-        )
+        raise wrong_value(row, path, role, value, "text", remedy="fix the row, or build the text with prompt_template")
     return value
 
 
@@ -196,12 +193,21 @@ def weight_at(row: Row, path: str, *, may_be_zero: bool) -> float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 <= value < math.inf or (value == 0 and not may_be_zero):
         least, leave_out = ("at least", "set it to 0 for") if may_be_zero else ("above", "remove")
-        raise DataError(
-            f"{row.where}: column {path!r} (weight) holds {describe(value)}",
+        raise wrong_value(
+            row,
+            path,
+            "weight",
+            value,
             remedy=f"a weight is a number {least} 0, the factor of this row's loss; {leave_out} rows that should not "
             "count; if the column means something else, rename it",
         )
     return float(value)
+
+
+def wrong_value(row: Row, path: str, role: str, value: Any, wanted: str = "", *, remedy: str) -> DataError:
+    """The error for a value that a column of this role cannot have. wanted: what it should be instead."""
+    instead = f", not {wanted}" if wanted else ""
+    return DataError(f"{row.where}: column {path!r} ({role}) holds {describe(value)}{instead}", remedy=remedy)
 
 
 def describe(value: Any, width: int = 60) -> str:
