@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from burnish.data.rows import describe
@@ -67,13 +67,22 @@ def _check_refused(item: Mapping[str, Any], where: str) -> None:
 
 def _marked(item: Mapping[str, Any], where: str) -> bool | None:
     """Return whether the turn is marked as trained on; None if it says nothing."""
-    marks = {name: item[name] for name in _MARKS if item.get(name) is not None}
-    if any(value not in (0, 1) for value in marks.values()) or len(set(marks.values())) > 1:
+    remedy = "mark a turn with train: true or false, or weight: 1 or 0; a row's own weight has a column"
+    mark = _only_value(item, _MARKS, lambda value: value in (0, 1), where, remedy)
+    return None if mark is None else bool(mark)
+
+
+def _only_value(
+    item: Mapping[str, Any], names: Iterable[str], fits: Callable[[Any], bool], where: str, remedy: str
+) -> Any:
+    """The value that the item has under one or more of these names; None if it has none. DataError for a value that
+    does not fit, and for different ones."""
+    given = {name: item[name] for name in names if item.get(name) is not None}
+    if not all(map(fits, given.values())) or len(set(given.values())) > 1:
         raise DataError(
-            f"{where} has {', '.join(f'{name} {describe(value, 30)}' for name, value in marks.items())}",
-            remedy="mark a turn with train: true or false, or weight: 1 or 0; a row's own weight has a column",
+            f"{where} has {', '.join(f'{name} {describe(value, 30)}' for name, value in given.items())}", remedy=remedy
         )
-    return bool(next(iter(marks.values()))) if marks else None
+    return next(iter(given.values()), None)
 
 
 def _content(value: Any, where: str, *, may_be_absent: bool) -> str:
@@ -93,16 +102,8 @@ def _is_text_part(part: Any) -> bool:
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> str | None:
-    given = {name: item[name] for name in _REASONING if item.get(name) is not None}
-    if not given:
-        return None
-    values = list(given.values())
-    if any(not isinstance(value, str) for value in values) or len(set(values)) > 1:
-        raise DataError(
-            f"{where} has {', '.join(f'{name} {describe(value, 30)}' for name, value in given.items())}",
-            remedy="give the reasoning once, as text, in reasoning_content",
-        )
-    return str(values[0]) or None
+    remedy = "give the reasoning once, as text, in reasoning_content"
+    return _only_value(item, _REASONING, lambda value: isinstance(value, str), where, remedy) or None
 
 
 def _calls(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
