@@ -474,17 +474,12 @@ class _Answers:
         self._events[line.key] = Opened(tokens)
 
     def _stepped(self, line: _Line, message: Mapping[str, Any]) -> None:
-        heard, reward = (Message("user", text(message, "text")),), number(message, "reward")
-        seconds = (number(message, "seconds"),)
-        ended, is_cut = flag(message, "ended"), count(message, "cut") > 0
+        heard, seconds = (Message("user", text(message, "text")),), (number(message, "seconds"),)
+        line.reward, line.ended = number(message, "reward"), flag(message, "ended")
+        is_cut = count(message, "cut") > 0
         self._done(line)
         self._partner.count(steps_cut=float(is_cut))
-        if ended:
-            self._events[line.key] = Answer(
-                _said(line), messages=heard, ends=FinishReason.STOP, reward=reward, seconds=seconds
-            )
-        else:
-            self._append(line, heard, (), "environment", reward, seconds)
+        self._reply(line, heard, (), "environment", seconds)
 
     def _settle(self, line: _Line) -> None:
         """Answer the turn if all of its calls have results."""
@@ -501,31 +496,32 @@ class _Answers:
             messages.append(Message("tool", result.text, extra={"name": name, "tool_call_id": identity}))
             calls.append({"id": identity, **ToolCall(name, {}).to_dict()})
         failed, seconds = sum(result.failed for result in results), tuple(result.seconds for result in results)
-        if line.ended:
-            self._events[line.key] = Answer(
-                _said(line), messages=tuple(messages), ends=FinishReason.STOP, reward=line.reward, seconds=seconds
-            )
-        elif not self._append(line, messages, calls, "tool", line.reward, seconds):
+        if not self._reply(line, messages, calls, "tool", seconds):
             failed = len(results)
         self._partner.count(failed=failed, cut=sum(result.cut > 0 for result in results))
 
-    def _append(
+    def _reply(
         self,
         line: _Line,
         messages: Sequence[Message],
         calls: Sequence[Mapping[str, Json]],
         author: Author,
-        reward: float | None,
         seconds: Seconds,
     ) -> bool:
-        """Let the conversation go on with these messages. Results that cannot be written, because a template or
-        tokenizer refuses them, are replaced by a note that says so; whether they could."""
+        """Answer the turn with these messages, with which the conversation ends or goes on. Results that cannot be
+        written, because a template or tokenizer refuses them, are replaced by a note that says so; whether they
+        could."""
+        answer = Answer(_said(line), messages=tuple(messages), reward=line.reward, seconds=seconds)
+        if line.ended:
+            self._events[line.key] = replace(answer, ends=FinishReason.STOP)
+            return True
         assert line.turn is not None
         where = f"{self._partner.where}, prompt {line.prompt.id}, turn {line.turn_number}"
         why = ""
         is_whole = ("tool" if author == "tool" else "user") in self._partner.rewriting
         # A call that cannot be read stays in the history as it was written.
-        before, heard = (*line.messages, replace(_said(line), content=line.parsed.content_with_unread)), line.heard
+        before = (*line.messages, replace(answer.message, content=line.parsed.content_with_unread))
+        heard = line.heard
         shown = [messages, [replace(message, content=_CANNOT_BE_SHOWN) for message in messages]]
         for some in shown if author == "tool" else shown[:1]:
             line.messages = (*before, *some)
@@ -539,8 +535,8 @@ class _Answers:
             except DataError as error:
                 why = why or error.line
                 continue
-            self._events[line.key] = Answer(
-                _said(line), tokens, author, tuple(some), is_whole, reward=reward, seconds=seconds
+            self._events[line.key] = replace(
+                answer, tokens=tokens, author=author, messages=tuple(some), is_whole=is_whole
             )
             return not why
         self._lose(line, why)
