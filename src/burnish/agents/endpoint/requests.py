@@ -211,9 +211,7 @@ def read_tokens(asked: Mapping[str, Any], terms: Terms) -> TokenRequest:
     """Read `POST /inference/v1/generate`: tokens in and out, with `sampling_params`, as in vLLM and its clients."""
     if asked.get("model") is not None:
         _check_model(asked, terms)
-    sampling = asked.get("sampling_params", {})
-    if not isinstance(sampling, dict):
-        raise wrong("sampling_params", "sampling_params has to be an object")
+    sampling = object_in(asked, "sampling_params")
     if sampling.get("logprobs") not in (None, 0, 1):
         raise wrong("sampling_params", "sampling_params.logprobs has to be 0 or 1")
     both = {**{name: value for name, value in asked.items() if name != "sampling_params"}, **sampling}
@@ -259,9 +257,7 @@ def _wish(
     others = [*_others(given, own, chosen, terms), *others]
     if others and terms.others != "ignore":
         raise wrong(others[0], _why(others, given, terms))
-    options = given.get("stream_options", {})
-    if not isinstance(options, dict):
-        raise wrong("stream_options", "stream_options has to be an object")
+    options = object_in(given, "stream_options")
     stops = given.get("stop_token_ids")
     limits = [_whole(given, name, 1, _MOST_WHOLE) for name in ("max_tokens", "max_completion_tokens")]
     return Wish(
@@ -304,9 +300,7 @@ def _is_neutral(value: Any, values: tuple[Any, ...]) -> bool:
 def _template_options(asked: Mapping[str, Any], terms: Terms) -> tuple[dict[str, Json], list[str], list[str]]:
     """Return the arguments of the chat template that differ from the server's own, if clients may choose; the fields
     that would change the samples, if they may not; and the fields without effect."""
-    given = {} if asked.get("chat_template_kwargs") is None else asked["chat_template_kwargs"]
-    if not isinstance(given, dict):
-        raise wrong("chat_template_kwargs", "chat_template_kwargs has to be an object")
+    given = {} if asked.get("chat_template_kwargs") is None else object_in(asked, "chat_template_kwargs")
     if unread := [name for name in given if name not in terms.reads and name not in terms.options]:
         raise wrong(
             "chat_template_kwargs",
@@ -386,6 +380,14 @@ def _whole(given: Mapping[str, Any], name: str, least: int, most: int) -> int | 
     value = given.get(name)
     if value is not None and (type(value) is not int or not least <= value <= most):
         raise wrong(name, f"{name} has to be a whole number from {least} to {most}, not {value!r:.60}")
+    return value
+
+
+def object_in(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The object in a field; an empty one if there is no such field."""
+    value = given.get(name, {})
+    if not isinstance(value, dict):
+        raise wrong(name, f"{name} has to be an object")
     return value
 
 

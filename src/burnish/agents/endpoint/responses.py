@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from burnish.agents.endpoint.answers import Body, Reply, event, message_body
-from burnish.agents.endpoint.requests import ChatRequest, Terms, among, read_chat
+from burnish.agents.endpoint.requests import ChatRequest, Terms, among, object_in, read_chat
 from burnish.outside.listening import RefusedError, wrong
 
 _READ = frozenset(
@@ -35,7 +35,7 @@ def read_response(asked: Mapping[str, object], terms: Terms) -> ChatRequest:
     for name, (harmless, why) in _REFUSED.items():
         if name in given and not among(given.pop(name), harmless):
             raise wrong(name, f"{name} cannot be {asked[name]!r:.60}: {why}")
-    text, reasoning = (_object(given, name) for name in ("text", "reasoning"))
+    text, reasoning = (object_in(given, name) for name in ("text", "reasoning"))
     chat = {name: value for name, value in given.items() if name not in _READ}
     chat |= {"max_tokens": given.get("max_output_tokens"), "reasoning_effort": reasoning.get("effort")}
     chat |= {"verbosity": text.get("verbosity"), "response_format": _format(text.get("format"))}
@@ -47,13 +47,6 @@ def read_response(asked: Mapping[str, object], terms: Terms) -> ChatRequest:
         if error.param == "messages":
             error.param = "input"
         raise
-
-
-def _object(given: Mapping[str, object], name: str) -> Mapping[str, object]:
-    value = given.get(name, {})
-    if not isinstance(value, dict):
-        raise wrong(name, f"{name} has to be an object")
-    return value
 
 
 def _included(names: object) -> bool:
