@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import traceback
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
@@ -126,6 +126,20 @@ def find_member(place: str, name: str, wanted: str) -> Any:
         has = f"it has {', '.join(own[:_MOST_SHOWN])}" if own else "it has no function and no class"
         raise ConfigError(f"{wanted}, but {place} has no {name}", remedy=did_you_mean(name, own, has))
     return members[name]
+
+
+def find_callable(name: str, kind: str, wanted: str, *, others: str, remedy: str) -> Callable[..., Any]:
+    """The function or class that `package.module:name` or `file.py:name` names. Raises ConfigError, beginning with
+    `wanted`. kind: `function` or `class`; others: what else a name may be; remedy: for one that cannot be called."""
+    place, _, member = name.rpartition(":")
+    if not place or not member:
+        form = {"function": "function", "class": "Class"}[kind]
+        ways = f"use path/to/file.py:{form}, package.module:{form}, or {others}"
+        raise ConfigError(f"{wanted}, which names no {kind}", remedy=ways)
+    found = find_member(place, member, wanted)
+    if not callable(found):
+        raise ConfigError(f"{wanted}, which is a {type(found).__name__}", remedy=remedy)
+    return found
 
 
 def find_class(name: str, *, field: str, methods: Sequence[str], protocol: str) -> type:

@@ -16,7 +16,7 @@ from burnish.agents.environments.instance import OwnLoop, check_options, reset_a
 from burnish.agents.environments.protocol import Opening, Step
 from burnish.agents.environments.values import number_of
 from burnish.errors import ConfigError, EnvironmentFailedError
-from burnish.outside.plugins import calling_outside, describe_exit, find_member
+from burnish.outside.plugins import calling_outside, describe_exit, find_callable
 from burnish.outside.supervise import run_program
 from burnish.types import Json
 
@@ -93,15 +93,7 @@ def find_agent(name: str, options: Mapping[str, Json], wanted: str) -> AgentSour
         if options:
             raise ConfigError(f"{wanted}, which has no options", remedy="write them as words of the command")
         return AgentSource(name, lambda row, seed: _run_command(words, row, seed))
-    place, _, member = name.rpartition(":")
-    if not place or not member:
-        raise ConfigError(
-            f"{wanted}, which names no function",
-            remedy=f"use path/to/file.py:function, package.module:function, or {COMMAND}WORDS",
-        )
-    function = find_member(place, member, wanted)
-    if not callable(function):
-        raise ConfigError(f"{wanted}, which is a {type(function).__name__}", remedy="name a function")
+    function = find_callable(name, "function", wanted, others=f"{COMMAND}WORDS", remedy="name a function")
     check_options(function, options, wanted, all_of_them=False)
 
     def run(row: Mapping[str, Json], seed: int) -> object:

@@ -12,7 +12,7 @@ from burnish.agents.environments.instance import Maker, check_options
 from burnish.agents.environments.protocol import EnvironmentSource
 from burnish.agents.environments.tool_class import ToolClassSource
 from burnish.errors import ConfigError, needing
-from burnish.outside.plugins import find_member
+from burnish.outside.plugins import find_callable
 from burnish.types import Json
 
 
@@ -48,17 +48,9 @@ def find_environment(
         return find_agent(rest, options, f"{where.removesuffix('.environment')}.agent is {rest!r}")
     if kind in _KINDS and rest:
         return _KINDS[kind](rest, options, wanted)
-    place, _, member = name.rpartition(":")
-    if not place or not member:
-        kinds = ", ".join(f"{kind}:NAME" for kind in _KINDS)
-        raise ConfigError(
-            f"{wanted}, which names no class", remedy=f"use path/to/file.py:Class, package.module:Class, or {kinds}"
-        )
-    found = find_member(place, member, wanted)
-    if not callable(found):
-        raise ConfigError(
-            f"{wanted}, which is a {type(found).__name__}", remedy="name a class, or a function that makes its objects"
-        )
+    kinds = ", ".join(f"{kind}:NAME" for kind in _KINDS)
+    remedy = "name a class, or a function that makes its objects"
+    found = find_callable(name, "class", wanted, others=kinds, remedy=remedy)
     check_options(found, options, wanted, all_of_them=True)
     return _source(found, Maker(name, found, options), wanted)
 
