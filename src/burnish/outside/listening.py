@@ -90,6 +90,11 @@ def wrong(param: str, message: str) -> RefusedError:
     return RefusedError(400, message, param=param)
 
 
+def ending() -> RefusedError:
+    """A server that is ending answers nothing more."""
+    return RefusedError(503, "this server is ending")
+
+
 async def read_body(request: Request, *, most: int, seconds: float, unreadable: int = 400) -> dict[str, Any]:
     """The JSON object of a request. RefusedError, with the status `unreadable`, if it is none, and if it is too large
     or too slow to arrive."""

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from burnish.errors import SandboxError, needing
-from burnish.outside.listening import UVICORN, RefusedError, check_secret, gone, guarded, read_body
+from burnish.outside.listening import UVICORN, RefusedError, check_secret, ending, gone, guarded, read_body
 from burnish.sandbox.job import Limits, Output, Program, Runner
 from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, job_of, limits_of
 
@@ -72,7 +72,7 @@ def application(sandbox: Served, service: SandboxService) -> Starlette:
             except asyncio.CancelledError:
                 if not desk.is_closed:
                     raise
-                return refuse(_ending())
+                return refuse(ending())
 
         return endpoint
 
@@ -230,7 +230,7 @@ class _Desk:
         """Run it in a thread when one is free, and end it if its client goes away. RefusedError if too many wait
         already, or the server ends."""
         if self.is_closed:
-            raise _ending()
+            raise ending()
         if self._open >= self._service.processes + self._service.queue:
             raise RefusedError(503, f"{self._service.queue} requests are waiting already", headers={"Retry-After": "1"})
         self._open += 1
@@ -249,11 +249,11 @@ class _Desk:
                     self._sandbox.stop(turn.thread)
                 await asyncio.wait({future}, timeout=_STOP_SECONDS)
             if future.cancelled():
-                raise _ending()
+                raise ending()
             return future.result()
         except SandboxError as error:
             if self.is_closed:  # no fault of the sandbox: another server may do the job
-                raise _ending() from error
+                raise ending() from error
             raise
         finally:
             left.cancel()
@@ -272,7 +272,3 @@ def _unsupported(asked: Mapping[str, Any]) -> str:
         if asked.get(name):
             return f"{name} is not supported by this server: a program has its code and its standard input"
     return ""
-
-
-def _ending() -> RefusedError:
-    return RefusedError(503, "this server is ending")

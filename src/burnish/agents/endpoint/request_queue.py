@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from burnish.agents.endpoint.answers import Reply
 from burnish.agents.endpoint.requests import RewardCall, Terms, TurnRequest
-from burnish.outside.listening import RefusedError
+from burnish.outside.listening import RefusedError, ending
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,3 @@ class Desk:
     def _refuse_all(self) -> None:
         for order in self.take():
             order.refuse(ending())
-
-
-def ending() -> RefusedError:
-    return RefusedError(503, "this server is ending")
