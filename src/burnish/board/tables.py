@@ -122,9 +122,7 @@ class MetricTable:
         for name, value in row.items():
             if name == "step":
                 continue
-            if name not in self.columns:
-                self.columns[name] = Column()
-            column = self.columns[name]
+            column = self.columns.get(name) or self.columns.setdefault(name, Column())
             column.rows.append(place)
             column.values.append(value)
         self.alarms += self._bell.check(step, row)

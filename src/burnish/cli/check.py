@@ -196,8 +196,7 @@ def _check_domain(
     console.print(f"[bold]{name}[/]")
     for understanding in understandings:
         say(console, understanding.lines())
-    judges = _judges(domain)
-    others = _without(domain, judges) if judges else domain
+    others = _without(domain, _judges(domain))
     return _check_gold(config, others, name, prompts, top_score, show, console) if others.rewards else 0, prompts
 
 

@@ -46,13 +46,11 @@ def _are_only(source: DataSource, kind: Kind, other: Kind) -> bool:
 
     if kind.rows is None or other.rows is None or needs_download(source):
         return False
-    try:
+    with suppress(DataError):
         rows = read_table(source.model_copy(update={"limit": 1})).rows
         recognise(rows, source, kind.rows)
-    except DataError:
-        return False
-    try:
-        recognise(rows, source, other.rows)
-    except DataError:
-        return True
+        try:
+            recognise(rows, source, other.rows)
+        except DataError:
+            return True
     return False

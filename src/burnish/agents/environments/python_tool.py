@@ -109,11 +109,10 @@ def open_python_tool(
         return _remote(options, tier, url, token)
     with opened(tier) as tried:  # `auto` is decided by attacks, which take seconds
         found = tried.tier
-    times = _FRESH_PROCESSOR if options.state == "fresh" else _KEPT_PROCESSOR
+    fresh, kept = (_Fresh, _FRESH_PROCESSOR, at_once), (_Kept, _KEPT_PROCESSOR, conversations)
+    kind, times, most = fresh if options.state == "fresh" else kept
     limits = Limits(options.seconds, times * options.seconds + 1.0, options.memory_mb)
-    most = at_once if options.state == "fresh" else conversations
-    sessions = Sessions(found, most=most, limits=limits, shown_bytes=options.output_bytes)
-    return (_Fresh if options.state == "fresh" else _Kept)(options, sessions)
+    return kind(options, Sessions(found, most=most, limits=limits, shown_bytes=options.output_bytes))
 
 
 class _Fresh(PythonTool):

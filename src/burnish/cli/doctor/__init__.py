@@ -88,8 +88,7 @@ def _about(given: str) -> RunConfig | Path:
 def _show(report: Report) -> None:
     """Titles stand out on a terminal; elsewhere the text is plain. Its width is made for being pasted into an issue."""
     console = Console(soft_wrap=True, highlight=False)
-    for title in ("versions", "machine", "paths of a run"):
-        rows = {"versions": report.versions, "machine": report.machine}.get(title, report.paths)
+    for title, rows in (("versions", report.versions), ("machine", report.machine), ("paths of a run", report.paths)):
         console.print(title, style="bold")
         for name, text in rows.items() or {"model": "not tried"}.items():
             console.print(_wrapped(text, f"  {name:<18}  ", " " * 22), markup=False)

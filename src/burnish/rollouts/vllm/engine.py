@@ -345,8 +345,7 @@ def _whole_prompts(context_length: int, max_batch_rows: int) -> Message:
 
 def _make_room() -> None:
     """Give up what PyTorch keeps of a GPU's memory for its next passes: now it is the worker that needs it."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # nothing if this process has used no GPU
 
 
 def sampling_parameters(sampling: Sampling, stop: StopConditions) -> Message:
