@@ -10,15 +10,7 @@ from burnish.config.schema import RlConfig
 from burnish.config.schema_run import RunConfig
 from burnish.config.schema_teacher import OWN_POLICY
 from burnish.planning.model_facts import ModelFacts
-from burnish.planning.plan import (
-    NOTHING_KNOWN,
-    ModelRole,
-    Plan,
-    PlanLine,
-    Preview,
-    context_warning,
-    count_in_words,
-)
+from burnish.planning.plan import NOTHING_KNOWN, ModelRole, Plan, PlanLine, Preview, context_warning, count_in_words
 from burnish.planning.timing import ALLOWED, Lengths, PhaseTime, StepTimes, forward_operations
 
 _LONGEST = 2.0
