@@ -511,7 +511,8 @@ class _Answers:
         """Answer the turn with these messages, with which the conversation ends or goes on. Results that cannot be
         written, because a template or tokenizer refuses them, are replaced by a note that says so; whether they
         could."""
-        answer = Answer(_said(line), messages=tuple(messages), reward=line.reward, seconds=seconds)
+        said = _said(line)
+        answer = Answer(said, author=author, messages=tuple(messages), reward=line.reward, seconds=seconds)
         if line.ended:
             self._events[line.key] = replace(answer, ends=FinishReason.STOP)
             return True
@@ -520,8 +521,7 @@ class _Answers:
         why = ""
         is_whole = ("tool" if author == "tool" else "user") in self._partner.rewriting
         # A call that cannot be read stays in the history as it was written.
-        before = (*line.messages, replace(answer.message, content=line.parsed.content_with_unread))
-        heard = line.heard
+        before, heard = (*line.messages, replace(said, content=line.parsed.content_with_unread)), line.heard
         shown = [messages, [replace(message, content=_CANNOT_BE_SHOWN) for message in messages]]
         for some in shown if author == "tool" else shown[:1]:
             line.messages = (*before, *some)
@@ -535,9 +535,7 @@ class _Answers:
             except DataError as error:
                 why = why or error.line
                 continue
-            self._events[line.key] = replace(
-                answer, tokens=tokens, author=author, messages=tuple(some), is_whole=is_whole
-            )
+            self._events[line.key] = replace(answer, tokens=tokens, messages=tuple(some), is_whole=is_whole)
             return not why
         self._lose(line, why)
         return False

@@ -72,15 +72,11 @@ def tools_at(row: Row, roles: Mapping[str, str]) -> tuple[Mapping[str, Any], ...
     if not value:
         return ()
     if not isinstance(value, list) or any(not isinstance(tool, Mapping) or not tool for tool in value):
-        raise wrong_value(
-            row,
-            path,
-            "tools",
-            value,
-            "a list of JSON schemas",
-            remedy='a tool is {"type": "function", "function": {"name": ..., "parameters": {...}}}; if the column '
-            "`tools` means something else, rename it",
+        remedy = (
+            'a tool is {"type": "function", "function": {"name": ..., "parameters": {...}}}; if the column '
+            "`tools` means something else, rename it"
         )
+        raise wrong_value(row, path, "tools", value, "a list of JSON schemas", remedy=remedy)
     return tuple(_without_nulls(tool) if row.typed else tool for tool in value)
 
 

@@ -193,14 +193,11 @@ def weight_at(row: Row, path: str, *, may_be_zero: bool) -> float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 <= value < math.inf or (value == 0 and not may_be_zero):
         least, leave_out = ("at least", "set it to 0 for") if may_be_zero else ("above", "remove")
-        raise wrong_value(
-            row,
-            path,
-            "weight",
-            value,
-            remedy=f"a weight is a number {least} 0, the factor of this row's loss; {leave_out} rows that should not "
-            "count; if the column means something else, rename it",
+        remedy = (
+            f"a weight is a number {least} 0, the factor of this row's loss; {leave_out} rows that should not "
+            "count; if the column means something else, rename it"
         )
+        raise wrong_value(row, path, "weight", value, remedy=remedy)
     return float(value)
 
 

@@ -79,9 +79,8 @@ def _only_value(
     does not fit, and for different ones."""
     given = {name: item[name] for name in names if item.get(name) is not None}
     if not all(map(fits, given.values())) or len(set(given.values())) > 1:
-        raise DataError(
-            f"{where} has {', '.join(f'{name} {describe(value, 30)}' for name, value in given.items())}", remedy=remedy
-        )
+        has = ", ".join(f"{name} {describe(value, 30)}" for name, value in given.items())
+        raise DataError(f"{where} has {has}", remedy=remedy)
     return next(iter(given.values()), None)
 
 
