@@ -17,7 +17,7 @@ from burnish.config.kinds import all_kinds
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 62_451, 546, 57_889
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 62_433, 546, 57_823
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
 whenever there are fewer. A change that adds a capability names its own allowance: of the lines, 1,200 replaced math-
 verify and SymPy in the reward `math`, 130 call rewards of other systems, and 2,150 (of the tests' lines 2,300) check
@@ -27,11 +27,11 @@ preferences, teachers and the losses of 2026, and supervised training as people 
 experiments: the board, sweeps and tables, replayed gradients, and what a newcomer meets first. 310 (215) fork role
 processes from a server, compare with a teacher over the vocabulary, and replay what teachers said. 200 (140), in two
 files, record and draw what each process of a run does when. 480 (380), in three files, ask teachers at endpoints and
-keep what teachers say of texts; 40 (24) draw the work of reward workers, too; 23 (22) keep SentencePiece models, read
-recorded rollouts twice as fast, and refuse options without effect; 110 (128) record entropies of tokens and seconds of
-turns; 56 (15), in two files, start plans sooner; 15 (29), in a file, divide GPUs between runs of a sweep; 130 (64) read
-more of what responses to mathematics say; 54 encode texts of data together; 27 (49) read conversations in JSON strings.
-12 lines of tests mark more cases as slow, and 23 let axe look."""
+keep what teachers say of texts; 40 (24) draw the work of reward workers and judges, too; 23 (22) keep SentencePiece
+models, read recorded rollouts twice as fast, and refuse options without effect; 110 (128) record entropies of tokens
+and seconds of turns; 56 (15), in two files, start plans sooner; 15 (29), in a file, divide GPUs between runs of a
+sweep; 130 (64) read more of what responses to mathematics say; 54 encode texts of data together; 27 (49) read
+conversations in JSON strings. 12 lines of tests mark more cases as slow, and 23 let axe look."""
 MAX_LONG_CLASSES, LONG_CLASS = 12, 150
 """More than `LONG_CLASS` lines, docstrings and blanks included. What is reached; the aim was 12."""
 MAX_LOOSE_FILES = 7
