@@ -246,7 +246,7 @@ def test_a_student_learns_more_from_a_teacher_than_from_the_same_texts(
     for name, part in (("few", rows[:60]), ("many", rows[60:1_000]), ("eval", rows[1_000:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
 
-    def curve(kind: str, model: Path, texts: str, steps: int, rate: float = 3e-3, **fields: Any) -> dict[float, float]:
+    def curve(kind: str, model: Path, texts: str, steps: int, **fields: Any) -> dict[float, float]:
         """Held-out loss by step."""
         data = {
             "output": str(tmp_path / f"{kind}-{texts}"),
@@ -254,7 +254,7 @@ def test_a_student_learns_more_from_a_teacher_than_from_the_same_texts(
             "data": {"train": str(tmp_path / f"{texts}.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
             "max_tokens": 16,
             "steps": steps,
-            "optimization": {"learning_rate": rate, "tokens_per_batch": 128, "schedule": "constant"},
+            "optimization": {"learning_rate": 3e-3, "tokens_per_batch": 128, "schedule": "constant"},
             "evaluation": {"every_steps": 20},
             "checkpoint": {"every_steps": None},
             "logging": {"sinks": []},
@@ -263,8 +263,8 @@ def test_a_student_learns_more_from_a_teacher_than_from_the_same_texts(
         (train_sft if kind == "sft" else train_distill)(load_run_data(data, (), kind).config, console=QUIET)
         return {row["step"]: row["eval/loss"] for row in rows_of(data["output"]) if "eval/loss" in row}
 
-    wider = save_tiny_llama("0123456789+=", hidden_size=48, intermediate_size=96)
-    curve("sft", wider, "many", 120, 1e-2)
+    wide = save_tiny_llama("0123456789+=", hidden_size=48, intermediate_size=96)
+    curve("sft", wide, "many", 120, optimization={"learning_rate": 1e-2, "tokens_per_batch": 128, "schedule": "linear"})
     alone = curve("sft", tiny_model, "few", 160)
     taught = curve("distill", tiny_model, "few", 160, teacher=str(tmp_path / "sft-many"))
     best = min(alone.values())
