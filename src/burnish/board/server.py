@@ -50,7 +50,7 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _PAGES = {"/": "board.html", **{f"/{name}": name for name in _FILES}}
 """Path -> file of `page`. There are no other files to be had."""
 _UPDATE_SECONDS, _AGING_SECONDS = 1.0, 5.0
-"""Time between updates, and between those of a run that makes no step, whose last one gets older all the same."""
+"""Time between updates, and between them while nothing changes: the age of the last step still grows."""
 _READING_SECONDS, _ALL_READ = 0.15, 0.99
 """Time between updates until so much of every file was read; the rest may be a line that is being written."""
 _BODY_BYTES, _BODY_SECONDS = 1 << 16, 10.0

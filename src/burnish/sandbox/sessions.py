@@ -149,10 +149,11 @@ class SandboxSession:
                 if self._answer(seconds) == READY:
                     return
                 raise not_confined(self._printed())
-            except BaseException as error:
+            except TimeoutError:
                 self._end(0.0)
-                if isinstance(error, TimeoutError):
-                    raise TimeoutError(f"a process of the sandbox was not ready within {seconds:.1f} s") from None
+                raise TimeoutError(f"a process of the sandbox was not ready within {seconds:.1f} s") from None
+            except BaseException:
+                self._end(0.0)
                 raise
 
     def run(self, code: str, seconds: float) -> CellOutput:

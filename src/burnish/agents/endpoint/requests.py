@@ -384,7 +384,7 @@ def _whole(given: Mapping[str, Any], name: str, least: int, most: int) -> int | 
 
 
 def object_in(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The object in a field; an empty one if there is no such field."""
+    """The object in a field; an empty one without the field. RefusedError for anything else."""
     value = given.get(name, {})
     if not isinstance(value, dict):
         raise wrong(name, f"{name} has to be an object")

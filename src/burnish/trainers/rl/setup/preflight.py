@@ -348,17 +348,16 @@ def _conversations(config: RlConfig, tokenizer: Tokenizer | None) -> Iterator[Co
     """Start what the domains converse with, as the run does; it is ended at the end. Without a tokenizer, templates and
     served tools are not tried."""
     settings = [one for one in domain_settings(config) if one.conversation is not None]
-    with ExitStack() as stack:
-        if tokenizer is None:
-            for domain in settings:
-                open_host(domain, stack)
-        found = Conversations()
-        if settings and tokenizer is not None:
-            from burnish.models.loading import end_ids_of
+    if settings and tokenizer is not None:
+        from burnish.models.loading import end_ids_of
 
-            ends = end_ids_of(config.model, tokenizer)
-            found = stack.enter_context(open_conversations(config, settings, tokenizer, ends))
-        yield found
+        with open_conversations(config, settings, tokenizer, end_ids_of(config.model, tokenizer)) as found:
+            yield found
+        return
+    with ExitStack() as stack:
+        for domain in settings:
+            open_host(domain, stack)
+        yield Conversations()
 
 
 def _prompts_of(found: Prompts) -> Sequence[Prompt]:
