@@ -213,7 +213,7 @@ def _exact_root(value: Fraction, degree: int) -> Fraction | None:
 def _integer_root(value: int, degree: int) -> int | None:
     if value < 2 or degree == 1:
         return value
-    if value.bit_length() > 4096:
+    if not degree <= value.bit_length() <= 4096:  # a higher degree has a root below 2
         return None
     low, high = 1, 1 << (value.bit_length() // degree + 1)
     while low < high:
