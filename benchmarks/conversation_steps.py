@@ -25,7 +25,7 @@ from run_burnish import TOOL, build_config
 from turn_models import write_turn_model
 from workloads import WORKLOADS
 
-from burnish.machine.garbage import uncollected
+from burnish.machine.memory import uncollected
 from burnish.rollouts.engine import OnFinished
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.trainers.rl.loop import RlRun

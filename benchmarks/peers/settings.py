@@ -15,7 +15,7 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     KEPT: {"MALLOC_TRIM_THRESHOLD_": str(1 << 36), "MALLOC_MMAP_THRESHOLD_": str(1 << 36), "MALLOC_MMAP_MAX_": "0"},
 }
 """Environments of glibc's allocator. `bounded` are the thresholds that Burnish sets for itself on a CPU when the
-environment has none (`burnish.machine.allocator`); with `kept` a process gives no freed memory back."""
+environment has none (`burnish.machine.memory`); with `kept` a process gives no freed memory back."""
 
 COMPILER = "${CC:-gcc}"
 """Of kernels, as a shell would write it: pages say this wherever they are made."""

@@ -166,7 +166,7 @@ import json, sys
 from pathlib import Path
 from rich.console import Console
 from burnish.config.loading import load_run_file
-from burnish.machine.allocator import return_freed_memory
+from burnish.machine.memory import return_freed_memory
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.trainers.cluster import train_rl
 

@@ -19,7 +19,7 @@ from burnish.checkpointing.chaining import find_checkpoint
 from burnish.config.kinds import USUAL, find_kind, load
 from burnish.config.schema import RunConfig
 from burnish.errors import ConfigError
-from burnish.machine.garbage import uncollected
+from burnish.machine.memory import uncollected
 from burnish.models.loading_bars import without_loading_bars
 from burnish.observability.console import number_text
 

@@ -22,7 +22,7 @@ from burnish.checkpointing.store import CheckpointStore
 from burnish.config.kinds import Kind, find_kind, load
 from burnish.config.loading import LoadedConfig
 from burnish.errors import ConfigError, DifferentRunError
-from burnish.machine.garbage import uncollected
+from burnish.machine.memory import uncollected
 from burnish.models.loading_bars import without_loading_bars
 
 if TYPE_CHECKING:

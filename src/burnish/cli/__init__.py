@@ -13,7 +13,7 @@ from pathlib import Path
 
 from burnish.cli.output import redirect_to_null
 from burnish.errors import BurnishError
-from burnish.machine.garbage import uncollected
+from burnish.machine.memory import uncollected
 from burnish.outside.shortage import shortage
 
 EXIT_BAD_INPUT = 2

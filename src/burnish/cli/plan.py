@@ -90,7 +90,7 @@ def show_plan(
     from burnish.cli.described_plan import described_lines, json_of
     from burnish.cli.run_files import load_any_run_file
     from burnish.cli.simulated_plan import SimulationOptions, refuse_beside, show_simulation
-    from burnish.machine.garbage import uncollected
+    from burnish.machine.memory import uncollected
 
     loaded = load_any_run_file(file, overrides or ())
     described = {"--on": on, "--response-tokens": response_tokens, "--json": as_json}

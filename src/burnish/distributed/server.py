@@ -46,7 +46,7 @@ from burnish.distributed.nodes import problems_here
 from burnish.distributed.pulse import BEAT_SECONDS, Pulse
 from burnish.distributed.weight_transfer import Gate, SharedWeights, TensorLayout
 from burnish.errors import RolloutError
-from burnish.machine.allocator import return_freed_memory
+from burnish.machine.memory import return_freed_memory
 from burnish.models.roles import Policy
 from burnish.models.weights import Weights, in_chunks
 from burnish.outside.supervise import end_own_group, ignore_stop_signals

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from burnish.algorithms.balancing import deal
 from burnish.forward.team import Gradients, Slices, Span, Team, fill, is_cut, scattered, slices_of, telling
-from burnish.machine.allocator import return_freed_memory
+from burnish.machine.memory import return_freed_memory
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")

@@ -28,8 +28,8 @@ from burnish.forward.recomputing import allow_recomputing
 from burnish.forward.router_loss import RouterLoss
 from burnish.kernels.decoding import decode_kernels
 from burnish.kernels.products import product_kernels
-from burnish.machine.allocator import use_large_pages
 from burnish.machine.device import resolve_device
+from burnish.machine.memory import use_large_pages
 from burnish.models.folders import (
     check_model_folder,
     check_number_types,
@@ -113,7 +113,7 @@ def load_model(
 
 
 def choose_pages(config: ModelConfig) -> None:
-    """Let this process use large pages if the model is large (`burnish.machine.allocator`). A process that loads
+    """Let this process use large pages if the model is large (`burnish.machine.memory`). A process that loads
     several models does this for the largest before the first, because the choice is made once."""
     source = resolve_source(config.path, field="model.path")
     use_large_pages(resolve_device(config.device).type, weight_bytes(source))

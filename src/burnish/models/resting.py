@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.errors import OffloadError
-from burnish.machine.allocator import return_freed_memory
+from burnish.machine.memory import return_freed_memory
 from burnish.models.roles import TrainingState
 from burnish.planning.memory import bytes_in_words
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from burnish.errors import DivergenceError
 from burnish.forward.lanes import Lanes
-from burnish.machine.allocator import return_freed_memory
+from burnish.machine.memory import return_freed_memory
 from burnish.models.cut import CutModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.roles import TrainingState

@@ -11,7 +11,7 @@ from typing import Any
 from burnish.config.names import KEEP_THINKING
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
-from burnish.machine.garbage import uncollected
+from burnish.machine.memory import uncollected
 from burnish.models.chat_templates import check_template, keep_thinking
 from burnish.models.folders import nearest_folder_hint, resolve_source
 from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids

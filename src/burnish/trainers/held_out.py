@@ -19,7 +19,7 @@ from burnish.errors import ConfigError, DataError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.matmul_choice import fast_float32
 from burnish.forward.scoring import ResponseScorer
-from burnish.machine.allocator import keep_freed_memory
+from burnish.machine.memory import keep_freed_memory
 from burnish.models.distillation import Tutor
 from burnish.models.loading import load_model
 from burnish.models.reward_learner import compare

@@ -26,7 +26,7 @@ from burnish.forward.embedding_noise import NoisyTrunkRunner
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.forward.matmul_choice import fast_float32
-from burnish.machine.allocator import keep_freed_memory
+from burnish.machine.memory import keep_freed_memory
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy

@@ -258,7 +258,7 @@ def test_what_is_searched_is_what_can_be_set(script: Script) -> None:
 
 
 def test_bounded_is_what_burnish_sets_for_itself(script: Script) -> None:
-    from burnish.machine.allocator import KEPT_BYTES, MAPPED
+    from burnish.machine.memory import KEPT_BYTES, MAPPED
 
     bounded = script("settings").environment("bounded", ())
     assert bounded == {"MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES), "MALLOC_MMAP_MAX_": str(MAPPED)}

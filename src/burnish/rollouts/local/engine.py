@@ -27,7 +27,6 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.row_rules import evaluation_mode
 from burnish.models.weights import Weights, take_tensors
 from burnish.rollouts.engine import KeepingEngine, NotingEngine, OnFinished, Requests, Sampling, StoppableEngine
-from burnish.rollouts.limits import check_rotation
 from burnish.rollouts.local.choice import DecoderCandidate, MakeAnyDecoder, choose_way, goes_on_alike
 from burnish.rollouts.local.decoders import Decoder, ModelDecoder
 from burnish.rollouts.local.kernel_trial import choose_decoder, no_kernels
@@ -38,7 +37,7 @@ from burnish.rollouts.local.rows import RowsInProgress, SampledRow, requests_for
 from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_trial import choose_static, takes_static
 from burnish.rollouts.sampling import check_sampling
-from burnish.rollouts.stop import StopConditions
+from burnish.rollouts.stop import StopConditions, check_rotation
 from burnish.types import Metric, PreTrainedModel, Reduction, Rollout, RolloutRequest, Tokenizer, UseKernels
 
 if TYPE_CHECKING:

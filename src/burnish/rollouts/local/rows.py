@@ -11,7 +11,6 @@ from torch import Tensor
 
 from burnish.machine.matmul_precision import countable
 from burnish.rollouts.engine import Sampling
-from burnish.rollouts.limits import check_logprob, response_limit
 from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.decoders import Decoder
 from burnish.rollouts.local.plain_decoders import TextDecoder
@@ -20,7 +19,7 @@ from burnish.rollouts.local.static_decoder import StaticDecoder
 from burnish.rollouts.local.static_steps import BLOCK, COUNT, POSITION, TOKEN
 from burnish.rollouts.noise import sample_key, uniforms
 from burnish.rollouts.sampling import sample
-from burnish.rollouts.stop import StopConditions
+from burnish.rollouts.stop import StopConditions, check_logprob, response_limit
 from burnish.types import Begun, FinishReason, Rollout, RolloutRequest, Versions
 
 

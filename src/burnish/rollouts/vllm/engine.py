@@ -29,10 +29,9 @@ from burnish.models.lora import saved_adapter
 from burnish.models.weights import Weights, take_tensors
 from burnish.outside.supervise import Closing
 from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, Sampling
-from burnish.rollouts.limits import check_logprob, response_limit
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling, check_traits
-from burnish.rollouts.stop import StopConditions
+from burnish.rollouts.stop import StopConditions, check_logprob, response_limit
 from burnish.rollouts.vllm.changes import WeightPushes
 from burnish.rollouts.vllm.heads import ConfigJson
 from burnish.rollouts.vllm.process import SCRIPT, EngineProcess, Message, WorkerFault, WorkerLost

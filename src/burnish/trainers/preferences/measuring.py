@@ -16,7 +16,7 @@ from burnish.errors import ConfigError
 from burnish.forward.batch import Batch
 from burnish.forward.matmul_choice import fast_float32
 from burnish.forward.scoring import ResponseScorer
-from burnish.machine.allocator import keep_freed_memory
+from burnish.machine.memory import keep_freed_memory
 from burnish.models.loading import UNLIMITED_CONTEXT, LoadedModel, load_model
 from burnish.observability.console import say
 from burnish.planning.model_facts import ModelFacts

@@ -13,7 +13,7 @@ from burnish.config.schema import RlConfig
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.forward.matmul_choice import fast_float32
-from burnish.machine.allocator import keep_freed_memory, return_freed_memory
+from burnish.machine.memory import keep_freed_memory, return_freed_memory
 from burnish.models.loading import LoadedModel, load_model, load_outline, sampled_ids
 from burnish.models.roles import Objective
 from burnish.observability.console import say

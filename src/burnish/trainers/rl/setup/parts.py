@@ -23,8 +23,8 @@ from burnish.planning.rl import slow_critic
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of_domain
 from burnish.rollouts.answering import open_model as open_judge
-from burnish.rollouts.limits import check_rotation
 from burnish.rollouts.outages import Patience
+from burnish.rollouts.stop import check_rotation
 from burnish.trainers.chaining import pinned
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import Progress, restore

@@ -1,22 +1,25 @@
-"""Freed memory is kept where glibc can be told so, and the user has not told it something else."""
+"""Freed memory is kept where glibc can be told so, and the user has not told it something else. Python's search for
+garbage rests inside `uncollected`, and is as before afterwards."""
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from burnish.machine.allocator import LARGE_PAGES, LARGE_PAGES_FROM, keep_freed_memory, use_large_pages
+from burnish.machine.memory import LARGE_PAGES, LARGE_PAGES_FROM, keep_freed_memory, uncollected, use_large_pages
 
 GLIBC = platform.libc_ver()[0] == "glibc"
 FAULTS = """
 import resource, sys, torch
 size = int(sys.argv[2])
-from burnish.machine.allocator import keep_freed_memory
+from burnish.machine.memory import keep_freed_memory
 assert keep_freed_memory("cpu") or sys.argv[1] != "kept"
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -60,7 +63,7 @@ def test_other_devices_and_libraries_are_left_alone(monkeypatch: pytest.MonkeyPa
 RETURNED = """
 import torch
 from pathlib import Path
-from burnish.machine.allocator import keep_freed_memory, return_freed_memory
+from burnish.machine.memory import keep_freed_memory, return_freed_memory
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("RssAnon"))
@@ -109,7 +112,7 @@ def test_the_users_word_on_large_pages_stands(monkeypatch: pytest.MonkeyPatch) -
 LARGE = """
 import burnish.models.loading, torch
 from pathlib import Path
-from burnish.machine.allocator import LARGE_PAGES_FROM, use_large_pages
+from burnish.machine.memory import LARGE_PAGES_FROM, use_large_pages
 def megabytes():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("AnonHugePages"))
@@ -132,3 +135,41 @@ def test_tensors_get_large_pages_although_models_can_be_loaded_already() -> None
     environment = {name: value for name, value in os.environ.items() if name != LARGE_PAGES}
     done = subprocess.run([sys.executable, "-c", LARGE], env=environment, capture_output=True, check=True)
     assert int(done.stdout) >= 16
+
+
+@pytest.fixture
+def searching() -> Iterator[None]:
+    """Garbage is looked for, as in a new process, and afterwards as before."""
+    gc.enable()
+    frozen = gc.get_freeze_count()
+    yield
+    gc.enable()
+    if not frozen:
+        gc.unfreeze()
+
+
+def test_it_rests_inside_and_goes_on_afterwards_whatever_happens(searching: None) -> None:
+    with uncollected(), uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(KeyError), uncollected():
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_who_had_turned_it_off_finds_it_off(searching: None) -> None:
+    gc.disable()
+    with uncollected():
+        pass
+    assert not gc.isenabled()
+
+
+def test_only_what_lasts_is_left_out_of_later_searches(searching: None) -> None:
+    before = gc.get_freeze_count()
+    with uncollected():
+        kept = [[]]
+    assert gc.get_freeze_count() == before
+    with uncollected(lasting=True):
+        kept += [[]]
+    assert gc.get_freeze_count() > before
+    assert len(kept) == 2
