@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from burnish.rewards.builtins import extraction
-from burnish.rewards.builtins.extraction import Statement
+from burnish.rewards.builtins.boxes import boxed
 from burnish.rewards.builtins.math_answer import MathAnswer
 from burnish.rewards.builtins.reading_rows import NoScoreError
+from burnish.rewards.builtins.stated_values import Statement
 
 
 @pytest.fixture(scope="module")
@@ -452,6 +452,15 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
          ("9 isn't correct.", "9"), ("We reject x = 9.", "9"), ("Suppose x = 9.", "9"), ("half of 7", "7"),
          ("0", "e^{-100}"), ("It is 14% of 50.", "14")],
     ),
+    "numbers within a statement": (
+        [("The answer is 14 mod 5.", "4"), ("The answer is 14 over 3.", "14/3"), ("3 and 3/4 cups", "3 3/4"),
+         ("The answer is 14 percent of 50.", "7"), ("The answer is 5 choose 2.", "10"), ("The answer is C: 42.", "42"),
+         ("The answer is C) 42", "C"), ("Answer: C. 42", "42"), ("\\boxed{10 \\pmod 7}", "3"), ("the 14th day", "14"),
+         ("She scored 14 over the season.", "14"), ("The answer is B. 42 is wrong.", "B"), ("$1\\boxed{7}$", "17")],
+        [("The answer is 14 mod 5.", "14"), ("The answer is 14 over 3.", "14"), ("It is the 14th prime.", "14"),
+         ("The answer is 14 percent of 50.", "14"), ("My friend's answer is 14. Mine is 15.", "14"),
+         ("$1\\boxed{7}$", "7"), ("The answer is 5 choose 2.", "5"), ("<think>a</think> It is 3. <think>14", "14")],
+    ),
     "a gold answer of words and numbers": (
         [("May 5", "May 5"), ("#### Tuesday, May 5", "Tuesday, May 5"), ("Class 3B", "Class 3B"), ("(A) 5", "(A) 5"),
          ("\\boxed{\\textbf{(A)}\\ 5}", "\\textbf{(A)}\\ 5"), ("\\boxed{5}", "(A) 5"), ("\\boxed{A}", "(A) 5"),
@@ -483,10 +492,10 @@ def test_the_answer_must_stand_where_required() -> None:
 
 
 def test_boxed_balances_braces() -> None:
-    assert extraction.boxed("a \\boxed{\\frac{1}{\\sqrt{2}}} b") == Statement("\\frac{1}{\\sqrt{2}}")
-    assert extraction.boxed("\\boxed{\\{1, 2\\}}") == Statement("\\{1, 2\\}")
-    assert extraction.boxed("\\boxed{3}, no: cut \\boxed{12") == Statement("3")
-    assert extraction.boxed("nothing") is None
+    assert boxed("a \\boxed{\\frac{1}{\\sqrt{2}}} b") == Statement("\\frac{1}{\\sqrt{2}}")
+    assert boxed("\\boxed{\\{1, 2\\}}") == Statement("\\{1, 2\\}")
+    assert boxed("\\boxed{3}, no: cut \\boxed{12") == Statement("3")
+    assert boxed("nothing") is None
 
 
 LONG = [
@@ -502,6 +511,7 @@ LONG = [
     "\n" * 20_000,
     "5 (" * 1000,
     " " * 10_000,
+    "the answer is not 14 " * 6000,
 ]
 
 

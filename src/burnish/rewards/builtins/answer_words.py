@@ -78,7 +78,7 @@ SUPPOSED = pattern(
     (?:some|many|most|people|others|students)(?:\s\w+)? (?:say|claim|believe|think|guess|get)(?: that)?,
     (?:mistake|error|trap|misconception|temptation)(?: (?:is|was))?(?: to \w+)?(?: that)?, si, wenn,
     (?:initially|first|originally) (?:said|got), (?:you|they|books?) (?:say|claim)s?(?: that)?, claimed,
-    falls, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약""",
+    falls, my \w+(?: \w+)?['’]s, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약""",
     behind=r"(?:\sthat)?(?:\s(?:the|my|our|this|final|correct|die|la|a))*[\s,]*$",
 )
 CORRECTED = pattern(
@@ -104,7 +104,8 @@ OPERATED = pattern(
     "divisible by, (?:(?:multiple|factor|power|divisor|square|cube|root|half|third)s?|reciprocal) of, twice"
 )
 OPEN_BEHIND = re.compile(
-    r"(?:\s+[^\W\d_]+){0,3}?[\s,;(]*(?:\b(?:alternatively|sorry|remainder|factorial|to\sthe\spower|(?:more|less|fewer)\sthan\s\W?(?:\d|[b-z]\b)|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
+    r"(?:st|nd|rd|th)\s(?:prime|term|power|root|row|digit|multiple|triangular|(?:\w+\s)?number)\b"
+    r"|(?:\s+[^\W\d_]+){0,3}?[\s,;(]*(?:\b(?:alternatively|sorry|remainder|factorial|to\sthe\spower|(?:more|less|fewer)\sthan\s\W?(?:\d|[b-z]\b)|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
     r"|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer|higher|lower|greater|smaller|larger|above|below|over|under|up)"
     r"|unless|except|otherwise)\b|\+(?!\d)|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))"
     r"|[\s(,;.]*(?:\b(?:but|though|although|still)\s)?(?:it|that|the\sanswer)?\s*\b(?:could|might|may)\s(?:\w+\s)?be\s\W?\d"

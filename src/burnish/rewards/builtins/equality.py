@@ -226,11 +226,14 @@ def _short(text: str) -> Clock | Ratio | None:
 
 
 def _rest_of(modulus: str, value: Value) -> Value:
-    """`5 \\pmod 7`: a number whose unit is the modulus."""
+    """`5 \\pmod 7`: a number whose unit is the modulus; `14 mod 5` is 4."""
     value = value.value if isinstance(value, Named) else value
     if not isinstance(value, Quantity):
         raise UnreadableError("a modulus of something else")
-    return Quantity(value.expression, Unit(((f"mod {modulus}", 1),)))
+    number, expression = value.expression.constant(), value.expression
+    if isinstance(number, Fraction) and number >= int(modulus) > 0 and number.denominator == 1:
+        expression = read_expression(str(number % int(modulus)))
+    return Quantity(expression, Unit(((f"mod {modulus}", 1),)))
 
 
 def _words(text: str) -> Words | None:

@@ -9,29 +9,31 @@ answer, or leaves it open, states none.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from burnish.rewards.builtins import answer_words as words
-from burnish.rewards.builtins.expressions import MATH_WORDS
 from burnish.rewards.builtins.number_words import in_digits, leading_number
 from burnish.rewards.builtins.reading_rows import after_thoughts
+from burnish.rewards.builtins.stated_values import (
+    DECIMAL,
+    FORMULA,
+    Statement,
+    content_of,
+    expression_end,
+    has_prose,
+    value_at,
+    values_at,
+)
 from burnish.rewards.builtins.typography import without_points
-from burnish.rewards.builtins.units import SCALES, UNITS
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """A place that says what the answer is. answer: None if it names no single one."""
-
-    answer: str | None
-
 
 SHORT_ANSWER = 200
+LONGEST_STATEMENT, MOST_STATEMENTS = 2_500, 100  # characters behind "the answer is", and those that are tried
 _PLAIN = str.maketrans("⁄∕／‐‑﹣－٫٬∙⋅⟨⟩", "///----.,··()")
 _LEFT_OUT = re.compile(r"<<[^<>\n]*>>|<\|\w+\|>|</?s>|(?<=\bsq)\.|~~[^~\n]+~~|(?<=\d)['’](?=\d{3}(?!\d))")
 _SPOKEN = {"times": "×", "plus": "+", "minus": "-", "divided by": "/", "and a half": "1/2", "and a quarter": "1/4"}
-_SPOKEN_SIGN = re.compile(rf"(?<=\d) ({'|'.join(_SPOKEN)})\b(?! (?:as|more|that)\b)")
+_SPOKEN_SIGN = re.compile(rf"(?<=\d) (?:({'|'.join(_SPOKEN)})\b(?! (?:as|more|that)\b)|over(?= \d+\W*$))", re.MULTILINE)
+_PERCENT = re.compile(r"(?<=\d) (?:percent|per cent)(?= of \$?\d)")
+_MIXED = re.compile(r"(?<=\d) and (?=\d/\d+ [a-z]{3})")
+_CHOOSE = re.compile(r"\b(\d{1,9}) choose (\d{1,9})\b")
 _TIMES = re.compile(r"(?<=[\d%]) ?[xX] ?(?=\$?\.?\d)|(?<=%) of (?=\$?\d)")
 _RATIO_IN_WORDS = re.compile(r"(\bratio\b[^\d.\n]{1,60})(\d+) to (\d+)", re.IGNORECASE)
 _EMPHASIS = re.compile(r"<(b|strong|em|i|u)>([^<>]*)</\1>|(?<![\w)*\\])\*\*(?=[^\s*])([^*\n]*[^\s*])\*\*(?![\w(*])")
@@ -41,26 +43,8 @@ _BULLET = re.compile(
 )
 _HEADING = re.compile(r"^[ \t]*+#*+[ \t]*+((?:the\s)?(?:final\s)?answer)[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _SEVERAL = re.compile(r", | or ")
-_BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{|[^\s{])")
-_BETWEEN_BOXES = re.compile(r"[\s$\\()]*(?:,|and|or|,\s*(?:and|or))[\s$\\()]*(?:[a-z]\s*=\s*)?")
-# What changes the value of a box within a formula: `-\boxed{3}`, `\frac{1}{\boxed{3}}`, `\boxed{3}\frac12`.
-_GLUED_BEFORE = re.compile(
-    r"(?:[-+*/^\d]|\\(?:times|cdot|div|pm|mp|sqrt)|(?:\\(?:sqrt|[dt]?frac(?:\s*\{[^{}]*\})?)\s*|\^)\{)\s*$"
-)
-_GLUED_BEHIND = re.compile(
-    r"\s*(?:\^|!|[-+*/](?=\s*[\w\\({])|[.,]?\d|[a-zA-Z](?![A-Za-z])"
-    r"|\\(?:[dt]?frac|sqrt|pi|times|cdot|div|pm|mp)(?![A-Za-z]))"
-)
-_SCALE_BEHIND = re.compile(rf"[ $\\)\]]*(?:\\text\{{\s*)?({'|'.join(SCALES)})(?![A-Za-z])")
-_DENIED_BOX = re.compile(rf"(?:{words.DENIED.pattern}|{words.CONTRAST})[ \t$\\(]*$", re.IGNORECASE)
 _HASH = re.compile(r"####[ \t]*([^\n]+)")
-# A formula may not contain its own opening sign: finding the end of many would take quadratic time.
-_FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|(?<![\\$])\$((?:\\\$|[^$\n])+?)(?<![\\=+*/-])(?<![=+*/-]\s)\$(?!(?<=\s\$)\d)|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]",
-    re.DOTALL,
-)
 _GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^]|[A-Za-z\d])")  # `$2x$ + 1`
-DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 # Three digits behind a comma would be thousands elsewhere: they are left as they stand.
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,]|[^()[\]]{0,60}[)\]])")
 # Points of thousands: several, in front of euros, or a last digit that no decimal number would have.
@@ -72,27 +56,6 @@ _NUMBER_IN_TEXT = re.compile(
     rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?:(?<![\w)\]}}])|(?<=[\u0900-\ufeff]))[-−–]\s?|(?<![\d)]\s)\b(?i:{words.MINUS})\s)?"
     rf"(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|\d+(?::\d+)+|(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%|\sper\s?cent\b)?"
 )
-_SHORT_WORDS = (
-    "is|an|of|in|or|to|by|so|as|at|if|we|he|it|on|no|be|do|my|up|us|am|pm|st|nd|rd|th|not|but|and|the|for|per|are|was"
-    "|has|had|her|his|its|she|you|our|all|any|one|two|six|ten|out|off|get|got|let|can|may|now|yes|each"
-)
-_LETTERS = rf"(?<![A-Za-z\\])(?!(?:{_SHORT_WORDS})\b)[A-Za-z]{{2,3}}(?![A-Za-z])"
-# Letters side by side are a product next to a digit, a bracket or a sign, or alone: `2ab`, `mx + 2`, `$ab$`.
-_ATTACHED = (
-    rf"(?<=[\d)}}\]])(?!(?:st|nd|rd|th|am|pm|{'|'.join(filter(str.isalpha, UNITS))})(?![A-Za-z]))"
-    r"[A-Za-z]{2,3}(?![A-Za-z])"
-)
-_BEFORE_OPERATOR = (
-    rf"{_LETTERS}(?=(?:\s?[+*/=^_]\s?|\s-\s|-)(?![A-Za-z]{{3}})[\dA-Za-z({{\\])"  # not `es -5`, `dix-sept`
-)
-_PRODUCT_IN_TEXT = re.compile(
-    rf"\A{_LETTERS}\Z|{_ATTACHED}|(?:(?<=[+*/=^_(-])|(?<=[+*/=(-]\s)){_LETTERS}|{_BEFORE_OPERATOR}"
-)
-_PROSE = re.compile(
-    rf"(?<![\\A-Za-z{{])(?!(?:{'|'.join(sorted(MATH_WORDS))}|[cmdk]m|kg|m[gLl]|[A-Z]{{2,3}})\b)[A-Za-z]{{2,}}|[^\x00-\x7fα-ωΑ-Ω\W\d_°²³¹⁰-⁹½¼¾]"
-    r"|[⇒→∴\u2600-\u27bf\U0001f300-\U0001faff]"
-)
-_WORDS_IN_FORMULA = re.compile(r"\\(?:text|mbox|mathrm|textbf|operatorname|begin|end)\s*\{[^{}]*\}")
 _SENTENCE_END = re.compile(
     r"(?<=\d)[.](?=\s|$)|(?<![\d.])[.](?=\s|$|[*_]*$)|[.](?=\s+[A-Z]|$)|[?](?=\s|$)|(?:(?<=[a-z]{2})|(?<=[\s*_%°]))!(?=\s|$)|(?<!!)!{3,}(?=\s|$)|\n|[。！？]"
 )
@@ -110,9 +73,8 @@ _LEAD = re.compile(
     r"[\s,:]*|[:=\s\"'`]+|\*+(?=\s*\S)|约)+",
     re.IGNORECASE,
 )
-_LIST_SIGN = re.compile(rf"\s*(?:{words.AND})\s*", re.IGNORECASE)
-_BRACKETED = re.compile(r"\s+\((?=[*+.-9×-]+%?\))")
 _MINUS = re.compile(rf"(?:{words.MINUS})\s*(?=[\d.$\\(])", re.IGNORECASE)
+_CHOSEN = re.compile(r"\A([A-J])(?:[):]\s+(?=[-$\\]?[\d\\])|\.\s+(?=[-$\\\d.,]+\s*(?:\n|\Z)))")
 _CONTRAST = re.compile(rf"(?:,\s*(?:and\s)?not|{words.CONTRAST})\s[$\\(]*[-−]?\d[\d.,:/]*\b[$\\)]*", re.IGNORECASE)
 _RANGE = re.compile(r"\s*\d[\d.,]*\s?–\s?\d[\d.,]*\s*\D*")
 _POINT = re.compile(r"(?<![A-Za-z\d])([(\[{](?=[^()\[\]{}]*,)[-−\d\s.,/]*[)\]}])")
@@ -128,27 +90,6 @@ _SECOND_VALUE = re.compile(
     rf"(?:{words.OPEN.pattern}|\w+\s)?|\(?(?:maybe|perhaps|possibly)\s)\s*(?:[$€£]\s?)?\\?[\d$](?![^,.;\n]{{0,60}}=)",
     re.IGNORECASE,
 )
-_TOKEN = re.compile(
-    rf"""\s*(?:
-      \d{{1,2}}:\d{{2}}\s?[apAP]\.?[mM]\b\.? | \\begin\s*\{{[a-zA-Z]*matrix\}}.*?\\end\s*\{{[a-zA-Z]*matrix\}}
-    | \d+\s(?:out\sof|in)\s\d+(?![\d.,]?\d)
-    | \d+(?:\s:\s\d+|:\d+)+ | \d{{1,3}}(?:[ \u00a0\u202f]\d{{3}})+(?!\d) | (?:{DECIMAL})(?:[eE][-+]?\d+)? | [½⅓⅔¼¾⅛⅜⅝⅞]
-    | \\(?:text|mbox|mathrm|textbf)\s*\{{[^{{}}]*\}} | \\[A-Za-z]+ | \\[%${{}},;!: \\]
-    | (?:{"|".join(sorted(MATH_WORDS))})(?![A-Za-z])
-    | [-+*/^_=!%()\[\]{{}}|<>≤≥±×÷·√π∞∪∩°⁻²³⁰¹⁴⁵⁶⁷⁸⁹−–&∈∛] | (?<!\d)' | [$€£¥₹](?=\s*[-\d.(\\])
-    | [x](?=\s*\d) | [A-J](?=[で입]) | [A-Za-zα-ω](?![^\W\d_²³¹⁰-⁹ⁿ₀-₉]|['’][^\W\d_]|\.[a-z]\b)
-    )""",
-    re.VERBOSE | re.DOTALL,
-)
-_PRODUCT = re.compile(rf"\s*{_LETTERS}(?!\s*[A-Za-z]{{3}})")
-_FIRST = re.compile(_BEFORE_OPERATOR)
-_FACTOR = re.compile(rf"{_ATTACHED}(?<![A-Z][a-z])")
-_UPPER = re.compile(r"(?:(?<!\d)\s+)?(?:[A-Z]{2,4}|(?![bm]y|th|st|[nr]d)[b-df-hj-np-tv-z]{2,3})(?![A-Za-z])")
-# A single letter is a unit only behind a space: `5 m`, but not `5m`.
-_UNIT_WORD = re.compile(
-    r"\s*(?:per\b|%|°)|(?P<word>\s*/\s?[A-Za-z]+|\s+(?!in\s[a-z])[^\W\d_²³]+|[^\W\d_²³]{2,}|[^\W\d_a-zA-Z²³])(?:\^\{?\d\}?|[²³])?"
-)
-_OF_UNITS = ("square", "cubic", "squared", "cubed", "sq", "percent")
 _ASKED = re.compile(r"[^.!\n]{0,60}[?？]\s*")
 _NAME = re.compile(r"[*_]*[^\W\d_]+(?:[ -][^\W\d_]+){0,2}[.!]?[*_]*")
 # A name, a day, yes or no in front of a remark, whose numbers are not the answer.
@@ -170,64 +111,6 @@ _HAS = re.compile(
 )
 _AFTERWARDS = re.compile(r"[^\n.!?,;:=]*\s(?:(?:after|by|for)\s[a-z]+ing\b(?:\s[a-z]+){0,2}|for(?:\s(?:the|all))?)\s")
 _THINGS = re.compile(r"(?:\s(?!(?:he|she|it|they|we|you|I|is|are|has|have|was|were|and|or)\b)\w+){0,4}[.!*\s]*")
-_SMALLER_UNIT = re.compile(r"\s+\d+(?:\.\d+)?(?=\s*[A-Za-z])")
-_CLOCK_WORD = re.compile(r"\s*[ap]\.?\s?m\b\.?", re.IGNORECASE)
-
-
-def boxed(text: str) -> Statement | None:
-    """The content of the last `\\boxed{...}` that is closed (or of `\\boxed 5`), with what is written around it in a
-    formula; of several in a row all of them."""
-    ends = _ends_of_braces(text)
-    boxes = [box for found in _BOXED.finditer(text) if (box := _in_box(text, found, ends)) is not None and box[1]]
-    stated = [box for box in boxes if not _DENIED_BOX.search(text, max(0, box[0] - 30), box[0])]
-    stated = [box for box in stated if not words.DENIED_BEHIND.match(text[box[2] : box[2] + 40].lstrip("$\\)]}"))]
-    if not stated:
-        return Statement(None) if boxes else None
-    begins, content, end = stated.pop()
-    said = [_in_formula(text, begins, content, end)]
-    for start, content, end in reversed(stated):
-        if end > begins or not _BETWEEN_BOXES.fullmatch(text, end, begins):
-            break
-        said.insert(0, content)
-        begins = start
-    return Statement(", ".join(said))
-
-
-def _in_formula(text: str, begins: int, content: str, end: int) -> str:
-    """Read a box together with its formula: `-\\boxed{3}` is -3, `\\boxed{3}` million is 3 million."""
-    formula = next((found for found in _FORMULA.finditer(text) if found.start() < begins < found.end()), None)
-    if formula is None:
-        before = re.split(r"[\s=:$]", text[max(0, begins - 40) : begins])[-1].strip("*_")
-        behind = re.split(r"[\s=;$]", text[end : end + 40])[0].strip("*_").rstrip(".,!?)")
-    else:
-        opened, closed = formula.span(formula.lastindex or 0)
-        before = re.split(r"\\\\|&", text[opened:begins])[-1]
-        behind = re.split(r"\\\\|&", text[end:closed])[0]
-    if _GLUED_BEFORE.search(before) or _GLUED_BEHIND.match(behind):
-        return f"{before}{content if content.isdigit() and not before[-1:].isdigit() else f'({content})'}{behind}"
-    scale = _SCALE_BEHIND.match(text, end)
-    return content if scale is None else f"{content} {scale[1]}"
-
-
-def _in_box(text: str, match: re.Match[str], ends: Mapping[int, int]) -> tuple[int, str, int] | None:
-    """Return the beginning, content and end of a box; None if the response was cut off before its end."""
-    if match[1] != "{":
-        return match.start(), match[1], match.end()
-    end = ends.get(match.end() - 1)
-    return None if end is None else (match.start(), text[match.end() : end].strip(), end + 1)
-
-
-def _ends_of_braces(text: str) -> dict[int, int]:
-    """Map the position of each opening brace to the position of its closing brace."""
-    opened: list[int] = []
-    ends = {}
-    for position, letter in enumerate(text):
-        if letter in "{}" and text[position - 1 : position] != "\\":
-            if letter == "{":
-                opened.append(position)
-            elif opened:
-                ends[opened.pop()] = position
-    return ends
 
 
 def hashed(text: str) -> Statement | None:
@@ -236,14 +119,14 @@ def hashed(text: str) -> Statement | None:
     line = found[-1][1].strip() if found else ""
     if not line or (re.match(r"[*_]*[^\W\d_]{2}", line) and text[found[-1].end() :].strip() and phrased(line) is None):
         return None
-    return (phrased(line) or in_sentence(line) or Statement(None)) if _has_prose(line) else Statement(line)
+    return (phrased(line) or in_sentence(line) or Statement(None)) if has_prose(line) else Statement(line)
 
 
 def phrased(text: str) -> Statement | None:
     """Read the last complete sentence such as "the answer is ..."; None without one."""
     denied = None
-    for match in reversed(list(words.ANSWER_IS.finditer(text))):
-        rest = text[match.end() :].lstrip()
+    for match in list(words.ANSWER_IS.finditer(text))[: -MOST_STATEMENTS - 1 : -1]:
+        rest = text[match.end() : match.end() + LONGEST_STATEMENT].lstrip()
         if not rest:
             continue
         if match.lastgroup in words.WITH_DECIMAL_COMMA:
@@ -273,11 +156,11 @@ def _told(before: str, phrase: str, rest: str) -> Statement | None:
 
 def in_sentence(rest: str) -> Statement | None:
     """Read a text up to the end of its sentence: an answer, or that it is open; None if it denies one."""
-    rest = _MINUS.sub("-", _GOES_ON.sub(r"\1", _LEAD.sub("", rest)), count=1)
+    rest = _CHOSEN.sub(r"(\1) ", _MINUS.sub("-", _GOES_ON.sub(r"\1", _LEAD.sub("", rest)), count=1))
     sentence = _sentence(rest)
     if words.DENIED.match(rest):
         return None
-    answers, end = _values(rest, len(sentence))
+    answers, end = values_at(rest, len(sentence))
     if not answers:
         return _in_words(sentence)
     calculated = _CALCULATED.match(rest, end, max(end, len(sentence)))
@@ -291,28 +174,6 @@ def in_sentence(rest: str) -> Statement | None:
     return Statement(None if is_open else answers)
 
 
-def _values(text: str, limit: int) -> tuple[str, int]:
-    """The values that a text begins with, with signs of a list between them, and where they end."""
-    answers = joined = ""
-    position = end = 0
-    while (found := _one(text, position, limit)) is not None:
-        if answers and joined != " or " and _is_remark(found[0], answers, text[found[1] :]):
-            break
-        answers, end = f"{answers}{joined}{found[0]}", found[1]
-        sign = _LIST_SIGN.match(text, end, max(end, limit))
-        if sign is None or words.DENIED.match(text, sign.end()):
-            break
-        joined = " ≈ " if re.fullmatch(words.NEARLY, sign[0]) else " or " if "or" in sign[0] else ", "
-        position = sign.end()
-    return answers, end
-
-
-def _is_remark(item: str, values: str, behind: str) -> bool:
-    """Return whether an item behind values is a remark and no further value: `5, and 2 + 3 = 5`, `5, QED`."""
-    word = item.isalpha() and (len(item) > 1 or re.match(r"\s+(?!(?:and|or)\b)[a-z]{2}", behind))
-    return ("=" in item and "=" not in values) or bool(word and re.search(r"\d", values))
-
-
 def _sentence(rest: str) -> str:
     """The text up to the end of its sentence, which is never inside a formula."""
     position = 0
@@ -320,78 +181,17 @@ def _sentence(rest: str) -> str:
         end = _SENTENCE_END.search(rest, position)
         if end is None:
             return rest
-        inside = next((found for found in _FORMULA.finditer(rest) if found.start() < end.start() < found.end()), None)
+        inside = next((found for found in FORMULA.finditer(rest) if found.start() < end.start() < found.end()), None)
         if inside is None:
             return rest[: end.start()]
         position = inside.end()
-
-
-def _one(text: str, start: int, end: int) -> tuple[str, int] | None:
-    """An answer at a place of a sentence: a formula or an expression, with its unit; and where it ends."""
-    space = len(text[start:]) - len(text[start:].lstrip())
-    formula = _FORMULA.match(text, start + space)
-    if formula is not None and not _has_prose(_content(formula)):
-        said, position = _content(formula), formula.end()
-    else:
-        length = _expression_end(text[start:end], end - start)
-        if not length:
-            return None
-        said, position = text[start : start + length].strip(), start + length
-    unit = _unit_end(text, position)
-    while unit > position and (smaller := _SMALLER_UNIT.match(text, unit)) is not None:  # `3 hours 20 minutes`
-        further = _unit_end(text, smaller.end())
-        if further == smaller.end():
-            break
-        unit = further
-    return f"{said} {text[position:unit].strip()}".rstrip(), unit
-
-
-def _expression_end(text: str, limit: int) -> int:
-    """Return the length of the expression at the beginning of a text; 0 if there is none that has a digit, a sign or a
-    command."""
-    position, depth, last, telling = 0, 0, 0, False
-    while position < limit:
-        match = _TOKEN.match(text, position, limit)
-        if match is None:
-            match = (_PRODUCT if depth else _UPPER).match(text, position, limit)
-            match = match or (_FACTOR if position else _FIRST).match(text, position)
-            if match is None and depth and text[position] in ",; ":
-                position += 1
-                continue
-            if match is None:
-                break
-        sign = match[0].strip()
-        if sign in ("a", "A", "I", "s") and re.match(r"\s+[A-Za-z]{2}", text[match.end() :]) and not depth:
-            break
-        closed = sum(map(sign.count, ")]}"))
-        if last and not depth and (closed or _BRACKETED.match(text, position)):
-            break
-        depth += sum(map(sign.count, "([{")) - closed
-        position = match.end()
-        telling = telling or not sign.isalpha() or len(sign) == 1 or sign.isupper() or sign in MATH_WORDS
-        if depth <= 0 and not re.fullmatch(r"[-+*/^_=(\[{<>×÷·−–]|\\(?:times|cdot|div|text|approx)", sign):
-            last = position
-    return last if telling and last and text[:last].strip(" -–'*_") else 0
-
-
-def _unit_end(text: str, position: int) -> int:
-    """The end of the words behind a value that say its unit or its scale."""
-    clock = _CLOCK_WORD.match(text, position)
-    if clock is not None:
-        return clock.end()
-    while (match := _UNIT_WORD.match(text, position)) is not None:
-        word = (match["word"] or "square").strip(" /")
-        if not any(known in table for known in (word, word.casefold()) for table in (SCALES, UNITS, _OF_UNITS)):
-            break
-        position = match.end()
-    return position
 
 
 def _in_words(sentence: str) -> Statement | None:
     """Read a sentence that begins with words: its formula or number, or the words if it has none."""
     if (named := _NAMED.match(sentence)) is not None:
         return Statement(named[0])
-    first = next((found for sign in (_FORMULA, _POINT, _NUMBER_IN_TEXT) for found in sign.finditer(sentence)), None)
+    first = next((found for sign in (FORMULA, _POINT, _NUMBER_IN_TEXT) for found in sign.finditer(sentence)), None)
     if first is None:
         said = _REASON.split(sentence)[0] if leading_number(sentence) is not None else sentence
         return Statement(None if words.OPEN.match(sentence) else said.strip(" .*_\"'`"))
@@ -402,9 +202,9 @@ def _in_words(sentence: str) -> Statement | None:
         return Statement(None)
     if words.OPERATED.search(before):  # `half of 14, which is 7`
         return in_sentence(which[1]) if (which := _EQUALS.match(sentence, first.end())) else Statement(None)
-    found = _one(sentence, first.start(), len(sentence))
+    found = value_at(sentence, first.start(), len(sentence))
     if found is None:
-        return Statement(_content(first) if first.re is _FORMULA else _number(first))
+        return Statement(content_of(first) if first.re is FORMULA else _number(first))
     answer, end = found
     which = _EQUALS.match(sentence, end)
     if which is not None:
@@ -418,17 +218,17 @@ def whole(text: str) -> Statement | None:
     text = text.strip().strip("'\"")
     if not text or len(text) > SHORT_ANSWER or "\n" in text:
         return None
-    if not _has_prose(text):
+    if not has_prose(text):
         return Statement(text)
     is_name = _NAME.fullmatch(text) is not None
-    is_value = re.search(r"\d", text) is not None and _expression_end(text, len(text)) == len(text)
+    is_value = re.search(r"\d", text) is not None and expression_end(text, len(text)) == len(text)
     return Statement(text) if is_name or is_value else None
 
 
 def last(text: str) -> Statement | None:
     """The last number in a text with its expression or list, or the formula that the text ends with."""
     text = _REMARK.sub(r"\1", _MINUS.sub("-", _CONTRAST.sub("", text)))  # `7, not 8`, `$45 (3 books at $15)`
-    formulas = list(_FORMULA.finditer(text))
+    formulas = list(FORMULA.finditer(text))
     closing = formulas[-1] if formulas and not text[formulas[-1].end() :].strip(" .*") else None
     final = _telling(text)
     if closing is not None and (final is None or final.start() < closing.start()):
@@ -440,7 +240,7 @@ def last(text: str) -> Statement | None:
         spelt = in_digits(sentence)
         return None if spelt == sentence or text.rstrip(" *_").endswith("?") else last(spelt)
     inside = (
-        found for found in formulas if found.start() < final.end() <= found.end() and not _has_prose(_content(found))
+        found for found in formulas if found.start() < final.end() <= found.end() and not has_prose(content_of(found))
     )
     place, end = next(inside, final).span()
     begins = next((found.end() for found in formulas if found.start() < place - 120 < found.end()), 0)
@@ -457,10 +257,10 @@ def _around(sentence: str, start: int, stop: int) -> str | None:
     """Read the longest expression or list that holds a part of a sentence; None without one."""
     for begins in (*(found.start() for found in _BEGINS.finditer(sentence, 0, start)), start):
         rest = sentence[begins:]
-        values, length = _values(rest if "\\begin" in rest else rest.replace("&", " "), len(rest))
+        values, length = values_at(rest if "\\begin" in rest else rest.replace("&", " "), len(rest))
         if length < stop - begins or ("\\" not in values and _BROKEN.search(values)):
             continue
-        alone = _one(sentence, begins, len(sentence))
+        alone = value_at(sentence, begins, len(sentence))
         if alone is not None and alone[1] == begins + length:
             return values if _IN_LETTERS.match(values) else values.rpartition("=")[2]
         items = _SEVERAL.split(values)
@@ -488,21 +288,14 @@ def said(response: str) -> str:
     last `<answer>` tags, or all of it."""
     text = words.TAKEN_BACK.split(after_thoughts(response).translate(_PLAIN))[-1]
     text = _HEADING.sub(r"\1:", _EMPHASIS.sub(r"\2\3", text))
-    text = _TIMES.sub(" × ", _LEFT_OUT.sub("", _BULLET.sub("", text)).replace("plus or minus ", "±"))
-    text = _RATIO_IN_WORDS.sub(r"\1\2:\3", _SPOKEN_SIGN.sub(lambda found: f" {_SPOKEN[found[1]]}", text))
+    text = _PERCENT.sub("%", _LEFT_OUT.sub("", _BULLET.sub("", text)).replace("plus or minus ", "±"))
+    text = _TIMES.sub(" × ", _SPOKEN_SIGN.sub(lambda found: f" {_SPOKEN.get(found[1], '/')}", text))
+    text = _MIXED.sub(" ", _CHOOSE.sub(r"\\binom{\1}{\2}", _RATIO_IN_WORDS.sub(r"\1\2:\3", text)))
     text = without_points(text)
     before, closed, _ = text.rpartition("</answer>")
     _, tag, tagged = before.rpartition("<answer>")
     return tagged.strip() if closed and tag else text
 
 
-def _has_prose(text: str) -> bool:
-    return _PROSE.search(_LIST_SIGN.sub(", ", _PRODUCT_IN_TEXT.sub("1", _WORDS_IN_FORMULA.sub("", text)))) is not None
-
-
 def _number(match: re.Match[str]) -> str:
     return f"{'-' if match['sign'] else ''}{match['body'].rstrip('.,')}{'%' if match['percent'] else ''}"
-
-
-def _content(formula: re.Match[str]) -> str:
-    return next(group for group in formula.groups() if group is not None).strip()

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from burnish.rewards.builtins import extraction
+from burnish.rewards.builtins.boxes import boxed
 from burnish.rewards.builtins.equality import equal, same_words
-from burnish.rewards.builtins.extraction import Statement
 from burnish.rewards.builtins.reading_rows import NoScoreError
+from burnish.rewards.builtins.stated_values import Statement
 
 _PLACES: dict[str, tuple[Callable[[str], Statement | None], ...]] = {
-    "any": (extraction.boxed, extraction.hashed, extraction.phrased, extraction.whole, extraction.last),
-    "boxed": (extraction.boxed,),
+    "any": (boxed, extraction.hashed, extraction.phrased, extraction.whole, extraction.last),
+    "boxed": (boxed,),
     "hash": (extraction.hashed,),
     "phrase": (extraction.phrased,),
 }
@@ -69,5 +70,5 @@ def gold_text(answer: Any) -> str | None:
     if isinstance(answer, dict):
         raise NoScoreError("the gold answer is an object: name the column or the entry of it that holds the answer")
     text = str(answer).strip()
-    statement = extraction.hashed(text) or extraction.boxed(text)
+    statement = extraction.hashed(text) or boxed(text)
     return (statement.answer if statement is not None else text) or None

@@ -12,8 +12,10 @@ from burnish.words import did_you_mean
 
 _TAGS = "think|thinking|thought|reasoning"
 _END_OF_THOUGHTS = re.compile(rf"</(?:{_TAGS})>|\[/THINK\]|◁/think▷|<\|channel\|>final<\|message\|>")
-# At the beginning of a line: a program or a text may mention the tag.
-_OPEN_THOUGHTS = re.compile(rf"^[ \t]*+(?:<(?:{_TAGS})>|\[THINK\]|◁think▷|<\|channel\|>analysis)", re.MULTILINE)
+# At the beginning of a line or sentence: a program or a text may mention the tag.
+_OPEN_THOUGHTS = re.compile(
+    rf"(?:^|(?<=[.!?][ \t]))[ \t]*+(?:<(?:{_TAGS})>|\[THINK\]|◁think▷|<\|channel\|>analysis)", re.MULTILINE
+)
 # The closing fence is as long as the opening one and not indented deeper, so that a fence inside a docstring does not
 # end the block, and no word touches it. Repeats are possessive, so that a long line does not take quadratic time.
 _FENCE = re.compile(

@@ -90,6 +90,7 @@ def tidy(text: str) -> str:
     text = re.sub(r"\\([A-Za-z]+)", _command, text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\([%$€£#&])", r"\1", text)
+    text = re.sub(r"(\d+(?:\.\d+)?)\s?%(?=\s*\\(?:times|cdot))", r"(\1/100)", text)
     text = re.sub(r"\^\s*\{\s*(?:\\circ|\"o\")\s*\}", r"^\\circ ", text)
     text = re.sub(r"\\\\\s*\[[^\[\]]*(?:pt|em|ex|mm|cm)\]", r"\\\\", text)  # a distance between rows
     text = re.sub(r"[(\[]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[)\]]", r"\1", text)
