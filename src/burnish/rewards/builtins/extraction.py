@@ -25,23 +25,39 @@ from burnish.rewards.builtins.stated_values import (
 )
 from burnish.rewards.builtins.typography import without_points
 
-SHORT_ANSWER = 200
-LONGEST_STATEMENT, MOST_STATEMENTS = 2_500, 100  # characters behind "the answer is", and those that are tried
 _PLAIN = str.maketrans("⁄∕／‐‑﹣－٫٬∙⋅⟨⟩", "///----.,··()")
-_LEFT_OUT = re.compile(r"<<[^<>\n]*>>|<\|\w+\|>|</?s>|(?<=\bsq)\.|~~[^~\n]+~~|(?<=\d)['’](?=\d{3}(?!\d))")
 _SPOKEN = {"times": "×", "plus": "+", "minus": "-", "divided by": "/", "and a half": "1/2", "and a quarter": "1/4"}
-_SPOKEN_SIGN = re.compile(rf"(?<=\d) (?:({'|'.join(_SPOKEN)})\b(?! (?:as|more|that)\b)|over(?= \d+\W*$))", re.MULTILINE)
-_PERCENT = re.compile(r"(?<=\d) (?:percent|per cent)(?= of \$?\d)")
-_MIXED = re.compile(r"(?<=\d) and (?=\d/\d+ [a-z]{3})")
-_CHOOSE = re.compile(r"\b(\d{1,9}) choose (\d{1,9})\b")
-_TIMES = re.compile(r"(?<=[\d%]) ?[xX] ?(?=\$?\.?\d)|(?<=%) of (?=\$?\d)")
-_RATIO_IN_WORDS = re.compile(r"(\bratio\b[^\d.\n]{1,60})(\d+) to (\d+)", re.IGNORECASE)
-_EMPHASIS = re.compile(r"<(b|strong|em|i|u)>([^<>]*)</\1>|(?<![\w)*\\])\*\*(?=[^\s*])([^*\n]*[^\s*])\*\*(?![\w(*])")
-# The marker of a list of one item is not a minus sign, and a heading acts as a colon.
-_BULLET = re.compile(
-    r"^[ \t]*(?:[-=]{1,3}>|[•▪]|>(?=[^\n]*=))[ \t]*|(?<=:\n)\s*[-*+]\s+(?=[^\n]+(?!\s*\n\s*[-*+]\s)$)", re.MULTILINE
+_REWRITTEN = (
+    (r"<(b|strong|em|i|u)>([^<>]*)</\1>|(?<![\w)*\\])\*\*(?=[^\s*])([^*\n]*[^\s*])\*\*(?![\w(*])", r"\2\3"),  # emphasis
+    (r"^[ \t]*+#*+[ \t]*+((?i:(?:the\s)?(?:final\s)?answer))[ \t]*$", r"\1:"),  # a heading acts as a colon
+    # The marker of a list of one item is not a minus sign.
+    (r"^[ \t]*(?:[-=]{1,3}>|[•▪]|>(?=[^\n]*=))[ \t]*|(?<=:\n)\s*[-*+]\s+(?=[^\n]+(?!\s*\n\s*[-*+]\s)$)", ""),
+    (r"<<[^<>\n]*>>|<\|\w+\|>|</?s>|(?<=\bsq)\.|~~[^~\n]+~~|(?<=\d)['’](?=\d{3}(?!\d))", ""),
+    (r"plus or minus ", "±"),
+    (r"(?<=\d) (?:percent|per cent)(?= of \$?\d)", "%"),
+    *((rf"(?<=\d) {word}\b(?! (?:as|more|that)\b)", f" {sign}") for word, sign in _SPOKEN.items()),
+    (r"(?<=\d) over(?= \d+\W*$)", " /"),
+    (r"(?<=[\d%]) ?[xX] ?(?=\$?\.?\d)|(?<=%) of (?=\$?\d)", " × "),
+    (r"((?i:\bratio)\b[^\d.\n]{1,60})(\d+) to (\d+)", r"\1\2:\3"),
+    (r"\b(\d{1,9}) choose (\d{1,9})\b", r"\\binom{\1}{\2}"),
+    (r"(?<=\d) and (?=\d/\d+ [a-z]{3})", " "),  # `3 and 3/4 cups`
 )
-_HEADING = re.compile(r"^[ \t]*+#*+[ \t]*+((?:the\s)?(?:final\s)?answer)[ \t]*$", re.IGNORECASE | re.MULTILINE)
+_READ_AS = [(re.compile(pattern, re.MULTILINE), written) for pattern, written in _REWRITTEN]
+
+
+def said(response: str) -> str:
+    """Return the part of a response after its thoughts, and after the last thing that it takes back: the content of its
+    last `<answer>` tags, or all of it. Words and signs of arithmetic are written in one way."""
+    text = words.TAKEN_BACK.split(after_thoughts(response).translate(_PLAIN))[-1]
+    for pattern, written in _READ_AS:
+        text = pattern.sub(written, text)
+    text = without_points(text)
+    before, closed, _ = text.rpartition("</answer>")
+    _, tag, tagged = before.rpartition("<answer>")
+    return tagged.strip() if closed and tag else text
+
+
+LONGEST_STATEMENT, MOST_STATEMENTS = 2_500, 100  # characters behind "the answer is", and those that are tried
 _SEVERAL = re.compile(r", | or ")
 _HASH = re.compile(r"####[ \t]*([^\n]+)")
 _GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^]|[A-Za-z\d])")  # `$2x$ + 1`
@@ -60,12 +76,6 @@ _SENTENCE_END = re.compile(
     r"(?<=\d)[.](?=\s|$)|(?<![\d.])[.](?=\s|$|[*_]*$)|[.](?=\s+[A-Z]|$)|[?](?=\s|$)|(?:(?<=[a-z]{2})|(?<=[\s*_%°]))!(?=\s|$)|(?<!!)!{3,}(?=\s|$)|\n|[。！？]"
 )
 _CLAUSE_END = re.compile(rf"[,;:—，；：、]|\b(?:so|then|therefore|thus|hence|and|but)\b|{_SENTENCE_END.pattern}")
-_NOT_LAST = re.compile(
-    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern}|\A\s*(?:if|suppose|assume)\b|\b(?:half|third|square|cube|root)\sof)"
-    rf"(?:\s+(?!(?:is|are)\b|{words.CORRECTED.pattern})\w+){{0,2}}\s*=?\s*[$\\(]*"
-    r"(?:是|为)?$|[^=+*/\s-]\s\d+[-–]$|\d\s(?:to|if\s[^,.\n]{1,40},)\s$",
-    re.IGNORECASE,
-)
 _LEAD = re.compile(
     r"\A(?:(?:that|therefore|simply|just|thus|indeed|exactly|precisely|equal to|approximately|about|around|roughly|"
     r"given by|the number|a total of|found to be|clearly|then|so|actually|really|now|also|still|obviously|equals"
@@ -75,23 +85,13 @@ _LEAD = re.compile(
 )
 _MINUS = re.compile(rf"(?:{words.MINUS})\s*(?=[\d.$\\(])", re.IGNORECASE)
 _CHOSEN = re.compile(r"\A([A-J])(?:[):]\s+(?=[-$\\]?[\d\\])|\.\s+(?=[-$\\\d.,]+\s*(?:\n|\Z)))")
-_CONTRAST = re.compile(rf"(?:,\s*(?:and\s)?not|{words.CONTRAST})\s[$\\(]*[-−]?\d[\d.,:/]*\b[$\\)]*", re.IGNORECASE)
 _RANGE = re.compile(r"\s*\d[\d.,]*\s?–\s?\d[\d.,]*\s*\D*")
 _POINT = re.compile(r"(?<![A-Za-z\d])([(\[{](?=[^()\[\]{}]*,)[-−\d\s.,/]*[)\]}])")
-_SAYS = re.compile(r"(?:\b(?:is|are|equals?|get|obtain|have|(?i:thus|hence|therefore|so),?)|:)\s*$")
-_LISTED = re.compile(rf"\d,\d|{words.AND_WORDS}", re.IGNORECASE)
-_REMARK = re.compile(r"(\d%?(?: [a-z]+)?) \((?!or|maybe|perhaps|possib|un|not)[^()\n]{0,60}[a-z]{2}[^()\n]*\)[\s.!*]*$")
-_BEGINS = re.compile(r"(?:^|(?<=[\s(])|(?<=[\u0900-\uffff]))(?=[^\s,;:.+/×÷)\]<>])")
-# No expression: a letter and a number (`a 5`), or two numbers side by side (`in 2024 30`).
-_BROKEN = re.compile(r"(?<![A-Za-z\\\d])(?<!\d\s)[A-Za-z]\s+[\d$]|\d\s+(?!\d{3}(?!\d))\d+(?![\d\s]*/)")
-_IN_LETTERS = re.compile(r"[^=]*(?:(?<![A-Za-z])[A-Za-z](?![A-Za-z])|\\[A-Za-z]|\|)[^=]*=|[^=]*$")
 _SECOND_VALUE = re.compile(
     rf"(?:\s*[^\W\d_]+){{0,3}}?\s*(?:[,;]\s*)?(?:(?:{words.TO})\s*(?!{words.DENIED.pattern})"
     rf"(?:{words.OPEN.pattern}|\w+\s)?|\(?(?:maybe|perhaps|possibly)\s)\s*(?:[$€£]\s?)?\\?[\d$](?![^,.;\n]{{0,60}}=)",
     re.IGNORECASE,
 )
-_ASKED = re.compile(r"[^.!\n]{0,60}[?？]\s*")
-_NAME = re.compile(r"[*_]*[^\W\d_]+(?:[ -][^\W\d_]+){0,2}[.!]?[*_]*")
 # A name, a day, yes or no in front of a remark, whose numbers are not the answer.
 _NAMED = re.compile(r"(?:(?i:yes|no|true|false)|[A-Z][a-z]+)(?=[*_]*(?:\s*[,;(]|\s(?:because|since|as|who|which)\b))")
 _EQUALS = re.compile(r".*(?:(?:which|that)\s+(?:is|equals)\s|=)(.*)")
@@ -102,15 +102,6 @@ _CALCULATED = re.compile(
 _REASON = re.compile(
     r"(?i),(?=\s(?!or\b|and\b|maybe\b|perhaps\b))|,?\s+(?:because|since|as|in\s(?:all|total)|altogether|overall|left|remaining|of\s(?:them|those))\b"
 )
-_NO_NUMBER = re.compile(
-    r"\b(?:no (?:real )?solutions?|infinitely many)\b"
-    r"|\A\s*(?i:yes|no|true|false)(?=[,;](?!.*\b(?:or|maybe|perhaps|not?|sure)\b))"
-)
-_HAS = re.compile(
-    r"(?:\b(?:has|have|is|are|makes?|earns?|gets?|pays?|spends?|saves?|needs?|costs?|keeps?)\s(?:(?:still|now|only|exactly)\s)?|=\s?)$"
-)
-_AFTERWARDS = re.compile(r"[^\n.!?,;:=]*\s(?:(?:after|by|for)\s[a-z]+ing\b(?:\s[a-z]+){0,2}|for(?:\s(?:the|all))?)\s")
-_THINGS = re.compile(r"(?:\s(?!(?:he|she|it|they|we|you|I|is|are|has|have|was|were|and|or)\b)\w+){0,4}[.!*\s]*")
 
 
 def hashed(text: str) -> Statement | None:
@@ -174,19 +165,6 @@ def in_sentence(rest: str) -> Statement | None:
     return Statement(None if is_open else answers)
 
 
-def _sentence(rest: str) -> str:
-    """The text up to the end of its sentence, which is never inside a formula."""
-    position = 0
-    while True:
-        end = _SENTENCE_END.search(rest, position)
-        if end is None:
-            return rest
-        inside = next((found for found in FORMULA.finditer(rest) if found.start() < end.start() < found.end()), None)
-        if inside is None:
-            return rest[: end.start()]
-        position = inside.end()
-
-
 def _in_words(sentence: str) -> Statement | None:
     """Read a sentence that begins with words: its formula or number, or the words if it has none."""
     if (named := _NAMED.match(sentence)) is not None:
@@ -213,6 +191,27 @@ def _in_words(sentence: str) -> Statement | None:
     return Statement(None if is_open else answer)
 
 
+def _sentence(rest: str) -> str:
+    """The text up to the end of its sentence, which is never inside a formula."""
+    position = 0
+    while True:
+        end = _SENTENCE_END.search(rest, position)
+        if end is None:
+            return rest
+        inside = next((found for found in FORMULA.finditer(rest) if found.start() < end.start() < found.end()), None)
+        if inside is None:
+            return rest[: end.start()]
+        position = inside.end()
+
+
+def _number(match: re.Match[str]) -> str:
+    return f"{'-' if match['sign'] else ''}{match['body'].rstrip('.,')}{'%' if match['percent'] else ''}"
+
+
+SHORT_ANSWER = 200
+_NAME = re.compile(r"[*_]*[^\W\d_]+(?:[ -][^\W\d_]+){0,2}[.!]?[*_]*")
+
+
 def whole(text: str) -> Statement | None:
     """The response itself, if it is short and says nothing else: `72`, `x = 5`, `(3, \\frac{\\pi}{2})`, `Yes`."""
     text = text.strip().strip("'\"")
@@ -223,6 +222,32 @@ def whole(text: str) -> Statement | None:
     is_name = _NAME.fullmatch(text) is not None
     is_value = re.search(r"\d", text) is not None and expression_end(text, len(text)) == len(text)
     return Statement(text) if is_name or is_value else None
+
+
+_NOT_LAST = re.compile(
+    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern}|\A\s*(?:if|suppose|assume)\b|\b(?:half|third|square|cube|root)\sof)"
+    rf"(?:\s+(?!(?:is|are)\b|{words.CORRECTED.pattern})\w+){{0,2}}\s*=?\s*[$\\(]*"
+    r"(?:是|为)?$|[^=+*/\s-]\s\d+[-–]$|\d\s(?:to|if\s[^,.\n]{1,40},)\s$",
+    re.IGNORECASE,
+)
+_CONTRAST = re.compile(rf"(?:,\s*(?:and\s)?not|{words.CONTRAST})\s[$\\(]*[-−]?\d[\d.,:/]*\b[$\\)]*", re.IGNORECASE)
+_SAYS = re.compile(r"(?:\b(?:is|are|equals?|get|obtain|have|(?i:thus|hence|therefore|so),?)|:)\s*$")
+_LISTED = re.compile(rf"\d,\d|{words.AND_WORDS}", re.IGNORECASE)
+_REMARK = re.compile(r"(\d%?(?: [a-z]+)?) \((?!or|maybe|perhaps|possib|un|not)[^()\n]{0,60}[a-z]{2}[^()\n]*\)[\s.!*]*$")
+_BEGINS = re.compile(r"(?:^|(?<=[\s(])|(?<=[\u0900-\uffff]))(?=[^\s,;:.+/×÷)\]<>])")
+# No expression: a letter and a number (`a 5`), or two numbers side by side (`in 2024 30`).
+_BROKEN = re.compile(r"(?<![A-Za-z\\\d])(?<!\d\s)[A-Za-z]\s+[\d$]|\d\s+(?!\d{3}(?!\d))\d+(?![\d\s]*/)")
+_IN_LETTERS = re.compile(r"[^=]*(?:(?<![A-Za-z])[A-Za-z](?![A-Za-z])|\\[A-Za-z]|\|)[^=]*=|[^=]*$")
+_ASKED = re.compile(r"[^.!\n]{0,60}[?？]\s*")
+_NO_NUMBER = re.compile(
+    r"\b(?:no (?:real )?solutions?|infinitely many)\b"
+    r"|\A\s*(?i:yes|no|true|false)(?=[,;](?!.*\b(?:or|maybe|perhaps|not?|sure)\b))"
+)
+_HAS = re.compile(
+    r"(?:\b(?:has|have|is|are|makes?|earns?|gets?|pays?|spends?|saves?|needs?|costs?|keeps?)\s(?:(?:still|now|only|exactly)\s)?|=\s?)$"
+)
+_AFTERWARDS = re.compile(r"[^\n.!?,;:=]*\s(?:(?:after|by|for)\s[a-z]+ing\b(?:\s[a-z]+){0,2}|for(?:\s(?:the|all))?)\s")
+_THINGS = re.compile(r"(?:\s(?!(?:he|she|it|they|we|you|I|is|are|has|have|was|were|and|or)\b)\w+){0,4}[.!*\s]*")
 
 
 def last(text: str) -> Statement | None:
@@ -281,21 +306,3 @@ def _telling(text: str) -> re.Match[str] | None:
     clause = _SENTENCE_END.split(text[max(0, had.start() - 120) : had.start()])[-1]
     is_aside = _HAS.search(clause) and _AFTERWARDS.fullmatch(text, had.end(), final.start())
     return had if is_aside and _THINGS.fullmatch(text, final.end()) else final
-
-
-def said(response: str) -> str:
-    """Return the part of a response after its thoughts, and after the last thing that it takes back: the content of its
-    last `<answer>` tags, or all of it."""
-    text = words.TAKEN_BACK.split(after_thoughts(response).translate(_PLAIN))[-1]
-    text = _HEADING.sub(r"\1:", _EMPHASIS.sub(r"\2\3", text))
-    text = _PERCENT.sub("%", _LEFT_OUT.sub("", _BULLET.sub("", text)).replace("plus or minus ", "±"))
-    text = _TIMES.sub(" × ", _SPOKEN_SIGN.sub(lambda found: f" {_SPOKEN.get(found[1], '/')}", text))
-    text = _MIXED.sub(" ", _CHOOSE.sub(r"\\binom{\1}{\2}", _RATIO_IN_WORDS.sub(r"\1\2:\3", text)))
-    text = without_points(text)
-    before, closed, _ = text.rpartition("</answer>")
-    _, tag, tagged = before.rpartition("<answer>")
-    return tagged.strip() if closed and tag else text
-
-
-def _number(match: re.Match[str]) -> str:
-    return f"{'-' if match['sign'] else ''}{match['body'].rstrip('.,')}{'%' if match['percent'] else ''}"

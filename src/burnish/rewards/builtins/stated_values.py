@@ -46,18 +46,23 @@ _PROSE = re.compile(
 _WORDS_IN_FORMULA = re.compile(r"\\(?:text|mbox|mathrm|textbf|operatorname|begin|end)\s*\{[^{}]*\}")
 _LIST_SIGN = re.compile(rf"\s*(?:{words.AND})\s*", re.IGNORECASE)
 _BRACKETED = re.compile(r"\s+\((?=[*+.-9×-]+%?\))")
-_TOKEN = re.compile(
-    rf"""\s*(?:
-      \d{{1,2}}:\d{{2}}\s?[apAP]\.?[mM]\b\.? | \\begin\s*\{{[a-zA-Z]*matrix\}}.*?\\end\s*\{{[a-zA-Z]*matrix\}}
-    | \d+\s(?:out\sof|in)\s\d+(?![\d.,]?\d)
-    | \d+(?:\s:\s\d+|:\d+)+ | \d{{1,3}}(?:[ \u00a0\u202f]\d{{3}})+(?!\d) | (?:{DECIMAL})(?:[eE][-+]?\d+)? | [½⅓⅔¼¾⅛⅜⅝⅞]
-    | \\(?:text|mbox|mathrm|textbf)\s*\{{[^{{}}]*\}} | \\[A-Za-z]+ | \\[%${{}},;!: \\]
-    | (?:{"|".join(sorted(MATH_WORDS))})(?![A-Za-z])
-    | [-+*/^_=!%()\[\]{{}}|<>≤≥±×÷·√π∞∪∩°⁻²³⁰¹⁴⁵⁶⁷⁸⁹−–&∈∛] | (?<!\d)' | [$€£¥₹](?=\s*[-\d.(\\])
-    | [x](?=\s*\d) | [A-J](?=[で입]) | [A-Za-zα-ω](?![^\W\d_²³¹⁰-⁹ⁿ₀-₉]|['’][^\W\d_]|\.[a-z]\b)
-    )""",
-    re.VERBOSE | re.DOTALL,
-)
+_KINDS = {
+    "clock": r"\d{1,2}:\d{2}\s?[apAP]\.?[mM]\b\.?",
+    "matrix": r"\\begin\s*\{[a-zA-Z]*matrix\}.*?\\end\s*\{[a-zA-Z]*matrix\}",
+    "share": r"\d+\s(?:out\sof|in)\s\d+(?![\d.,]?\d)",
+    "ratio": r"\d+(?:\s:\s\d+|:\d+)+",
+    "number": rf"\d{{1,3}}(?:[ \u00a0\u202f]\d{{3}})+(?!\d)|(?:{DECIMAL})(?:[eE][-+]?\d+)?|[½⅓⅔¼¾⅛⅜⅝⅞]",
+    "words": r"\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}",
+    "command": r"\\[A-Za-z]+|\\[%${},;!: \\]",
+    "function": rf"(?:{'|'.join(sorted(MATH_WORDS))})(?![A-Za-z])",
+    "sign": r"[-+*/^_=!%()\[\]{}|<>≤≥±×÷·√π∞∪∩°⁻²³⁰¹⁴⁵⁶⁷⁸⁹−–&∈∛]|(?<!\d)'|[$€£¥₹](?=\s*[-\d.(\\])",
+    "times": r"x(?=\s*\d)",
+    "choice": r"[A-J](?=[で입])",
+    "letter": r"[A-Za-zα-ω](?![^\W\d_²³¹⁰-⁹ⁿ₀-₉]|['’][^\W\d_]|\.[a-z]\b)",
+}
+"""Kinds of tokens of an expression within prose. Of two that match, the first counts."""
+_TOKEN = re.compile(rf"\s*(?:{'|'.join(f'(?P<{kind}>{shape})' for kind, shape in _KINDS.items())})", re.DOTALL)
+_WANTS_MORE = re.compile(r"[-+*/^_=(\[{<>×÷·−–]|\\(?:times|cdot|div|text|approx)")
 _PRODUCT = re.compile(rf"\s*{_LETTERS}(?!\s*[A-Za-z]{{3}})")
 _FIRST = re.compile(_BEFORE_OPERATOR)
 _FACTOR = re.compile(rf"{_ATTACHED}(?<![A-Z][a-z])")
@@ -118,15 +123,12 @@ def expression_end(text: str, limit: int) -> int:
     command."""
     position, depth, last, telling = 0, 0, 0, False
     while position < limit:
-        match = _TOKEN.match(text, position, limit)
+        match = _next_token(text, position, limit, in_brackets=depth > 0)
+        if match is None and depth and text[position] in ",; ":
+            position += 1
+            continue
         if match is None:
-            match = (_PRODUCT if depth else _UPPER).match(text, position, limit)
-            match = match or (_FACTOR if position else _FIRST).match(text, position)
-            if match is None and depth and text[position] in ",; ":
-                position += 1
-                continue
-            if match is None:
-                break
+            break
         sign = match[0].strip()
         if sign in ("a", "A", "I", "s") and re.match(r"\s+[A-Za-z]{2}", text[match.end() :]) and not depth:
             break
@@ -136,9 +138,15 @@ def expression_end(text: str, limit: int) -> int:
         depth += sum(map(sign.count, "([{")) - closed
         position = match.end()
         telling = telling or not sign.isalpha() or len(sign) == 1 or sign.isupper() or sign in MATH_WORDS
-        if depth <= 0 and not re.fullmatch(r"[-+*/^_=(\[{<>×÷·−–]|\\(?:times|cdot|div|text|approx)", sign):
+        if depth <= 0 and not _WANTS_MORE.fullmatch(sign):
             last = position
     return last if telling and last and text[:last].strip(" -–'*_") else 0
+
+
+def _next_token(text: str, position: int, limit: int, *, in_brackets: bool) -> re.Match[str] | None:
+    """Read a token, or letters side by side that are a product, or the name of a point or a segment."""
+    found = _TOKEN.match(text, position, limit) or (_PRODUCT if in_brackets else _UPPER).match(text, position, limit)
+    return found or (_FACTOR if position else _FIRST).match(text, position)
 
 
 def _unit_end(text: str, position: int) -> int:
