@@ -75,6 +75,7 @@ def test_an_sft_run_and_another_set(
     train_sft(config, console=QUIET)
     run, trained = Path(config.output), last_row(Path(config.output))
     assert trained["eval/perplexity"] == pytest.approx(math.exp(trained["eval/loss"]))
+    assert main(["eval", str(run), "steps=3"]) == 2
     assert main(["eval", str(run)]) == 0
     assert "perplexity" in capsys.readouterr().out
     measured = metrics(run)

@@ -14,7 +14,7 @@ from rich.console import Console
 from burnish.api.inputs import Inputs, write_inputs
 from burnish.api.preparing import Given, as_overrides, kind_of, output_of, prepare, prepared_run
 from burnish.api.rollouts import RecordedRollout, recorded
-from burnish.api.run import WEIGHTS_FOLDER, Run, run_config, with_saved_tokenizer
+from burnish.api.run import ONLY_TRAINS, WEIGHTS_FOLDER, Run, run_config, with_saved_tokenizer
 from burnish.checkpointing.chaining import find_checkpoint
 from burnish.config.kinds import USUAL, find_kind, load
 from burnish.config.schema import RunConfig
@@ -112,7 +112,7 @@ def _measurable(target: object, fields: dict[str, object]) -> Iterator[tuple[Run
     if chosen is not None:
         inputs = Inputs(_inputs_folder(chosen.run))
         overrides = as_overrides(inputs.plain(fields))
-        config = with_saved_tokenizer(run_config(chosen.run, overrides).config, overrides)
+        config = with_saved_tokenizer(run_config(chosen.run, overrides, idle=ONLY_TRAINS).config, overrides)
         yield config, chosen.checkpoint.folder / WEIGHTS_FOLDER, inputs
         return
     if isinstance(target, (Mapping, RunConfig)) or str(target).endswith((".yaml", ".yml")):

@@ -36,6 +36,14 @@ if TYPE_CHECKING:
 
 WEIGHTS_FOLDER = "policy"  # of a checkpoint; `burnish.trainers.result` would import torch
 _SHOWN_ROWS = 10
+ONLY_TRAINS = (
+    "steps",
+    "checkpoint",
+    "stop_when",
+    *(f"optimization.{n}" for n in ("learning_rate", "schedule", "epochs")),
+)
+ONLY_SAMPLES = ("evaluation", "data.eval", "rollout.group_size", "rollout.prompts_per_step", "rollout.engine")
+"""Fields without effect on saved weights, and those without effect on recorded responses."""
 
 
 class Run:
@@ -184,20 +192,23 @@ def load_run(folder: str | Path) -> Run:
     return Run(place, choice=choice)
 
 
-def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+def run_config(folder: Path, overrides: Sequence[str] = (), *, idle: Sequence[str] = ()) -> LoadedConfig:
     """The configuration that a run of any kind was started with. Its `output` and the paths of its own inputs are where
     the folder is now.
 
     Overrides that name held-out comparisons replace the part that `held_out_fraction` held out, and one that names a
     preset replaces what the run's own preset had set in `algorithm`. ConfigError for another `seed` or
-    `held_out_fraction`: comparisons that the run trained on could count as held out.
+    `held_out_fraction`: comparisons that the run trained on could count as held out; and for overrides of fields that
+    are `idle`.
     """
     run = RunDirectory(folder)
     if not run.begun():
         raise no_run(folder)
+    for name in (one.lstrip("-").partition("=")[0].strip() for one in overrides):
+        if any(f"{name}.".startswith(f"{field}.") for field in idle):
+            raise ConfigError(f"{name} has no effect here, where nothing is trained", remedy="leave it out")
     data = with_inputs_moved(run.read_config(), folder) | {"output": str(folder)}
     kind = kind_of_data(data)
-
     find_kind(kind).section.give_way(data, lambda section, name: any(_sets(one, section, name) for one in overrides))
     loaded = load_run_data(data, overrides, kind, source=str(run.config_file))
     splits = isinstance(loaded.config, ComparedFields) and loaded.config.held_out_fraction

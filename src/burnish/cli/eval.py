@@ -35,7 +35,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     """
 
     from burnish.api.evaluating import measured
-    from burnish.api.run import no_run, run_config, with_saved_tokenizer
+    from burnish.api.run import ONLY_TRAINS, no_run, run_config, with_saved_tokenizer
     from burnish.checkpointing.chaining import find_checkpoint
     from burnish.cli.run_files import load_any_run_file
     from burnish.models.loading_bars import hide_loading_bars
@@ -50,7 +50,8 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
             raise no_run(Path(target))
         from burnish.trainers.result import WEIGHTS_FOLDER
 
-        config = with_saved_tokenizer(run_config(chosen.run, overrides or []).config, overrides or [])
+        words = overrides or []
+        config = with_saved_tokenizer(run_config(chosen.run, words, idle=ONLY_TRAINS).config, words)
         weights = chosen.checkpoint.folder / WEIGHTS_FOLDER
         console.print(str(chosen), markup=False, soft_wrap=True)
     elif step is not None:

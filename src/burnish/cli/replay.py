@@ -56,14 +56,14 @@ def replay(
     burnish replay runs/first --gradients --algorithms dr_grpo,rloo
     """
 
-    from burnish.api.run import run_config
+    from burnish.api.run import ONLY_SAMPLES, ONLY_TRAINS, run_config
     from burnish.config.schema import RlConfig
     from burnish.models.loading_bars import hide_loading_bars
     from burnish.trainers.replay import check_same_teachers, open_replay
     from burnish.trainers.replay_result import most_changed, summary_of, write_replay
 
     console, folder = Console(), Path(run)
-    config = run_config(folder, overrides or []).config
+    config = run_config(folder, overrides or [], idle=(*ONLY_TRAINS, *ONLY_SAMPLES)).config
     if not isinstance(config, RlConfig):
         raise ConfigError(f"{run} samples no responses", remedy="give a run of `burnish rl`")
     hide_loading_bars()
