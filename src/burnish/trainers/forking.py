@@ -48,7 +48,7 @@ def fork_run(config: RunConfig, place: str, console: Console) -> None:
         if run.begun() and run.forked_from() != origin:
             raise CheckpointError(
                 f"{path} holds a run that was not forked from the checkpoint of step {step} of {chosen.run}",
-                remedy="set `output` to another folder, continue that run without --fork, or start over with --fresh",
+                remedy="set another `output`, continue it without a fork, or start over with --fresh (fresh=True)",
             )
         if any(saved != step for saved in store.steps()):
             return
@@ -59,16 +59,16 @@ def fork_run(config: RunConfig, place: str, console: Console) -> None:
 
 
 def _chosen(config: RunConfig, place: str) -> Chosen:
-    chosen = find_checkpoint(place, field="--fork")
+    chosen = find_checkpoint(place, field="fork")
     if chosen is None:
         raise ConfigError(
-            f"--fork is {place!r}, which is not the folder of a run",
+            f"fork is {place!r}, which is not the folder of a run",
             remedy="name a run and one of its checkpoints, for example runs/first@300",
         )
     kind = kind_of_data(RunDirectory(chosen.run).read_config())
     if kind != config.kind:
         raise ConfigError(
-            f"--fork is {place!r}, a run of `burnish {kind}`, which `burnish {config.kind}` cannot continue",
+            f"fork is {place!r}, a run of `burnish {kind}`, which `burnish {config.kind}` cannot continue",
             remedy=f"begin with its weights instead: model={place}",
         )
     return chosen
