@@ -339,6 +339,12 @@ class _Signs:
         """True before a function or a bracket: the argument of a function without brackets ends there."""
         return self.kind == "word" or self.next.removeprefix("\\") in _FUNCTIONS or self.next in ("(", "[")
 
+    @property
+    def opens_bracket(self) -> bool:
+        """True before a bracket, also within braces: `\\log{(9)}`."""
+        ahead = "".join(sign for _, sign in self._tokens[self._next : self._next + 2])
+        return ahead == "{(" or ahead[:1] in ("(", "[", "|")
+
     def take(self) -> str:
         self._next += 1
         return self._tokens[self._next - 1][1]
@@ -527,7 +533,9 @@ class _Reader:
         return _application(name, base, power, self._function_argument())
 
     def _function_argument(self) -> Node:
-        if self._signs.next in ("(", "{", "[", "|"):
+        if self._signs.opens_bracket:  # `\\sin(x)^2` is a power of the sine
+            return self._atom()
+        if self._signs.next == "{":
             return self._factor()
         node = self._factor()
         while self._signs.starts_factor(within_bars=self._bars > 0) and not self._signs.ends_argument:
