@@ -461,6 +461,13 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
          ("The answer is 14 percent of 50.", "14"), ("My friend's answer is 14. Mine is 15.", "14"),
          ("$1\\boxed{7}$", "7"), ("The answer is 5 choose 2.", "5"), ("<think>a</think> It is 3. <think>14", "14")],
     ),
+    "powers of functions, bounds, sets of one": (
+        [("$\\sin(x)^2$", "\\sin^2 x"), ("\\boxed{\\log(9)^2}", "4\\log(3)^2"), ("\\cos{(x)}^2", "\\cos^2 x"),
+         ("x > 1 and x < 2", "(1,2)"), ("$x \\le \\pi \\wedge 1 < x$", "(1, \\pi]"), ("\\boxed{\\{7\\}}", "7"),
+         ("x = 7", "\\{7\\}"), ("2*theta", "2\\theta"), ("$(-\\infty, 1)$ or $(2, \\infty)$", "x<1 or x>2")],
+        [("\\sin(x)^2", "\\sin(x^2)"), ("\\ln(x+1)^2", "2\\ln(x+1)"), ("x > 2 and x < 1", "(1,2)"), ("2", "\\{7\\}"),
+         ("x > 1 or x < 2", "(1,2)"), ("x < 1, x > 2", "(1,2)"), ("x > 1, x < 2i", "(1,2)"), ("\\{7, 8\\}", "7")],
+    ),
     "a gold answer of words and numbers": (
         [("May 5", "May 5"), ("#### Tuesday, May 5", "Tuesday, May 5"), ("Class 3B", "Class 3B"), ("(A) 5", "(A) 5"),
          ("\\boxed{\\textbf{(A)}\\ 5}", "\\textbf{(A)}\\ 5"), ("\\boxed{5}", "(A) 5"), ("\\boxed{A}", "(A) 5"),

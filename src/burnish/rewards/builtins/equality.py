@@ -17,6 +17,7 @@ from burnish.rewards.builtins.expressions import (
     MATH_WORDS,
     Expression,
     UnreadableError,
+    below,
     close,
     proportional,
     read_expression,
@@ -129,9 +130,6 @@ _SUM_OF_NAMES = re.compile(r"\\?[A-Za-z]{1,2}(?:_\{?\w+\}?)?(?:\s*\+\s*\\?[A-Za-
 _LIMIT = re.compile(r"\\(?:lim|sum|int|prod|max|min)(?![a-z])\s*(?:_\s*\{[^{}]*\})?")
 _NAME_IN = re.compile(r"^(\\?[A-Za-z](?:_\{?\w+\}?)?)\s*\\in\s*")
 _ORDER = re.compile(r"(\\leq|\\geq|<|>)")
-_BOUNDS = re.compile(
-    r"([A-Za-z])\s*(>|\\geq)\s*([^<>]+?)\s*(?:,?\s*\band\b|,|\\land|\\wedge)\s*\1\s*(<|\\leq)\s*([^<>,]+)"
-)
 _ALL_BUT = re.compile(
     r"(?:[A-Za-z]\s*\\neq|\(-\\infty,\\infty\)\s*(?:\\setminus|\\backslash|-)\s*\\\{)\s*((?:[^,{}]|\{[^{}]*\})+?)\s*(?:\\\})?"
 )
@@ -145,6 +143,7 @@ _LABELLED = re.compile(
 _MODULUS = re.compile(r'(.+?)\s*\(?\s*(?:\\p?mod\b|"mod"|(?<=[( ])mod )\s*\{?\s*(\d+)\s*\}?\s*\)?$')
 _NEXT_UNIT = re.compile(r'(?<=[A-Za-z"])\s+(?=\d)')
 _FUNCTION = re.compile(rf"(?<![\\A-Za-z])(?:{'|'.join(sorted(MATH_WORDS))})(?![A-Za-z])")
+_INFINITY = read_expression(r"\alpha_{infinity}")
 _NOTHING = frozenset(("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "empty"))
 
 
@@ -193,10 +192,8 @@ def read_value(text: str) -> Value:
     if modulus is not None:
         return _rest_of(modulus[2], read_value(modulus[1]))
     text = re.sub(r"^(\d+) (?:out of|in) (\d+)$", r"\1/\2", text)
-    bounds, all_but = _BOUNDS.fullmatch(text), _ALL_BUT.fullmatch(text)
-    if bounds is not None:  # `x > 1 and x < 2`
-        text = f"{bounds[3]} {_FLIPPED[bounds[2]]} {bounds[1]} {bounds[4]} {bounds[5]}"
-    elif all_but is not None:
+    all_but = _ALL_BUT.fullmatch(text)
+    if all_but is not None:
         text = rf"(-\infty,{all_but[1]}) \cup ({all_but[1]},\infty)"
     text = re.sub(r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", "", text)  # a point with its name
     text = re.sub(r'^[(\[]([^()\[\]]*,[^()\[\]]*)[)\]]\s*\^\s*\{?\s*(?:T|\\top|"T")\s*\}?$', r"(\1)", text)
@@ -298,15 +295,36 @@ def _matrix(text: str) -> Value | None:
     return Matrix(tuple(zip(*entries, strict=False)) if match["transposed"] else entries, kind)
 
 
-def _several(text: str) -> Several | Quantity | None:
+def _several(text: str) -> Several | Quantity | Named | None:
     items = [item for item in _split(text, _JOINED) if item.strip()]
     if len(items) < 2:
         items = [] if "\\" in text else _NEXT_UNIT.split(text)
         return _sum_of_units(_read_all(items)) if 1 < len(items) <= 4 else None
     values = _read_all(items)
-    if re.search(r"\bor\b|\\lor|\\vee", text) and _ORDER.search(text):  # `x < 1 or x > 2`
+    if re.search(r"\bor\b|\\lor|\\vee", text) and ("\\infty" in text or _ORDER.search(text)):  # `x < 1 or x > 2`
         return Several(tuple(value.value if isinstance(value, Named) else value for value in values), "union")
-    return _sum_of_units(values) or Several(values, "list")
+    return _between(values) or _sum_of_units(values) or Several(values, "list")
+
+
+def _between(values: Sequence[Value]) -> Named | None:
+    """The interval between two bounds of one name: `x > 1 and x < 2`; None for others."""
+    bounds = {}
+    for value in values:
+        match value:
+            case Named(name, Ordered(opening, (low, high), closing)) if _is_infinite(low) != _is_infinite(high):
+                bounds[_is_infinite(low)] = name, opening, low, high, closing
+    if len(values) != 2 or len(bounds) != 2 or bounds[False][0] != bounds[True][0]:
+        return None
+    (name, opening, low, _, _), (_, _, _, high, closing) = bounds[False], bounds[True]
+    if not (isinstance(low, Quantity) and isinstance(high, Quantity)):
+        return None
+    lettered = low.expression.names | high.expression.names
+    ordered = lettered or below(low.expression.constant(), high.expression.constant())
+    return Named(name, Ordered(opening, (low, high), closing), None) if ordered else None
+
+
+def _is_infinite(value: Value) -> bool:
+    return isinstance(value, Quantity) and value.expression.names == _INFINITY.names
 
 
 def _sum_of_units(values: Sequence[Value]) -> Quantity | None:
@@ -403,7 +421,7 @@ def _relation(sides: Sequence[str]) -> Value:
 
 def _quantity(text: str) -> Quantity:
     if re.fullmatch(r"[-+]?\s*\\infty", text):
-        return Quantity(read_expression("-\\alpha_{infinity}" if "-" in text else "\\alpha_{infinity}"), None)
+        return Quantity(_times(_INFINITY, Fraction(-1)) if "-" in text else _INFINITY, None)
     value, unit = split_unit(text)
     if '"' in value:
         raise UnreadableError(f"words in {value!r}")
@@ -516,8 +534,8 @@ def _same(gold: Value, answer: Value) -> bool:
             return not isinstance(gold, Several)
         case (Several(), Ordered()) | (Ordered(), Several()):
             return _same_point(gold, answer)
-        case Several(values=(only,)), _:
-            return gold.kind == "set" and isinstance(answer, Several) and _same(only, answer)
+        case (Several((only,), "set"), other) | (other, Several((only,), "set")):
+            return _same(only, other)
     return False
 
 

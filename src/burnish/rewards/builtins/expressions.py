@@ -107,6 +107,11 @@ def close(gold: Number, other: Number, *, rounded: bool) -> bool:
     return bool(abs(first - second) <= _inexact(TOLERANCE if rounded else _EXACT_TOLERANCE) * abs(first))
 
 
+def below(first: Number, second: Number) -> bool:
+    """Return whether a real value is below another; False if one of them is complex."""
+    return _is_real(first) and _is_real(second) and bool(_mp().re(_inexact(first)) < _mp().re(_inexact(second)))
+
+
 def _terminates(value: Fraction) -> bool:
     rest = value.denominator
     for prime in (2, 5):
@@ -283,7 +288,8 @@ _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
 }
 _OF_TWO = {"frac": _divided, "binom": _binomial, "dbinom": _binomial, "tbinom": _binomial}
 _INVERSES = {name: _FUNCTIONS[f"arc{name}"] for name in ("sin", "cos", "tan")}
-MATH_WORDS = frozenset({*_FUNCTIONS, "sqrt", "pi", "mod"})
+_SPELT_GREEK = ("alpha", "beta", "gamma", "delta", "theta", "lambda", "sigma", "omega", "phi")
+MATH_WORDS = frozenset({*_FUNCTIONS, *_SPELT_GREEK, "sqrt", "pi", "mod"})
 GREEK_NAMES = frozenset((*GREEK.values(), "ell", "Psi")) - {"pi"}
 
 _TOKEN = re.compile(
