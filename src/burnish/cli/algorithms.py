@@ -35,10 +35,11 @@ def show_algorithms(name: Name = None) -> None:
     console = Console()
     if name is None:
         return _table(console)
-    name = names.ALIASES.get(name, name)
+    asked, name = name, names.ALIASES.get(name, name)
     known = dict.fromkeys((*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES, *names.PAIR_LOSSES))
     if name not in known:
-        raise ConfigError(f"there is no algorithm called {name!r}", remedy=suggestion(name, known))
+        remedy = suggestion(name, known) if name == asked else f"set algorithm.mismatch_correction: {name}"
+        raise ConfigError(f"there is no algorithm called {asked!r}", remedy=remedy)
     if name in PRESETS:
         _preset(PRESETS[name], console)
         if name in RM_PRESETS:
@@ -68,8 +69,7 @@ def _table(console: Console) -> None:
 
 
 def _cells(preset: Preset) -> tuple[str, ...]:
-    estimator, loss, aggregation = (value(preset, word) for word in ("estimator", "loss", "aggregation"))
-    kl_in = value(preset, "kl_in")
+    estimator, loss, aggregation, kl_in = (value(preset, w) for w in ("estimator", "loss", "aggregation", "kl_in"))
     kl = "none" if kl_in == "none" else f"{kl_in} {value(preset, 'kl_estimator')} {value(preset, 'kl_coef'):g}"
     return preset.name, estimator, loss, aggregation, kl, preset.summary
 
@@ -106,9 +106,7 @@ def _formulas(estimator: str, loss: str, console: Console) -> None:
 
 
 def _row(kind: str, row: Formula, console: Console) -> None:
-    lines = [f"{kind} {row.name}: {row.summary}", f"  {row.formula}", f"  {row.source}"]
-    if row.options or row.required_options:
-        options = [f"{name}={default}" for name, default in row.options.items() if name != "allow_single"]
-        lines.append("  numbers: " + ", ".join([*row.required_options, *options]))
-    for line in (*lines, ""):
+    options = [*row.required_options, *(f"{name}={one}" for name, one in row.options.items() if name != "allow_single")]
+    numbers = [f"  numbers: {', '.join(options)}"] if options else []
+    for line in (f"{kind} {row.name}: {row.summary}", f"  {row.formula}", f"  {row.source}", *numbers, ""):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -31,7 +31,7 @@ def write_pairs(
     """Make pairs for `burnish prefer` from the scored groups of a run.
 
     From each group of recorded responses to a prompt, the better and the worse
-    one form a row with prompt, chosen, rejected and margin.
+    one form a row with prompt, answer, chosen, rejected and margin.
 
     [bold]Examples[/bold]
     burnish pairs runs/first

@@ -93,8 +93,9 @@ def _score(line: RecordedLine, label: str | None) -> float | None:
 
 def _row(better: RecordedLine, worse: RecordedLine, margin: float) -> dict[str, Json]:
     row = {"prompt": better["prompt"], "chosen": better["response"], "rejected": worse["response"], "margin": margin}
-    row |= {"id": f"{better['step']}:{better['prompt_id']}"}
-    return row | {"domain": better["domain"]} if better["domain"] else row
+    row |= {"id": f"{better['step']}:{better['prompt_id']}", "answer": better.get("answer")}
+    row |= {"domain": better["domain"] or None}
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def described(found: FoundPairs) -> Iterator[str]:

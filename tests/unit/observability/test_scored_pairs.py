@@ -20,7 +20,7 @@ def line(prompt: str, response: str, reward: float | None, **more: Any) -> dict[
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     lines = [
-        *(line("a", text, score) for text, score in (("x", 0.5), ("y", 1.0), ("z", 0.0), ("w", 1.0))),
+        *(line("a", text, score, answer="7") for text, score in (("x", 0.5), ("y", 1.0), ("z", 0.0), ("w", 1.0))),
         line("a", "greedy", 9.0, greedy=True),
         *(line("b", text, 1.0) for text in "xy"),
         *(line("c", text, score) for text, score in (("x", None), ("y", 1.0))),
@@ -34,8 +34,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_best_and_the_worst_of_a_group_are_a_pair(run: Path) -> None:
     found = pairs_of_run(run, PairRule())
-    pair = {"prompt": "a?", "chosen": "y", "rejected": "z", "margin": 1.0, "id": "3:a"}
-    assert found.rows == [pair]
+    assert found.rows == [{"prompt": "a?", "chosen": "y", "rejected": "z", "margin": 1.0, "id": "3:a", "answer": "7"}]
     assert set(described(found)) == {
         "pairs: 1",
         "groups without a pair, no two that differ enough: 1",

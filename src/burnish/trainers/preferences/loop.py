@@ -20,6 +20,7 @@ from burnish.data.samplers import PromptSampler
 from burnish.errors import DataError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes
+from burnish.models.folders import resolve_source
 from burnish.models.roles import Learner, Policy
 from burnish.models.saved import SavedPolicy
 from burnish.models.tokenizers import require_same_tokens
@@ -183,13 +184,13 @@ def other_reference(
     """The log-probabilities of the model that `reference` names. If they are not kept yet, the model is opened as the
     policy will be, and closed before the policy gets its optimizer."""
     config = begun.config
-    model = with_weights(config.model, config.reference)
+    named = config.model_copy(update={"model": with_weights(config.model, config.reference)})
     with ExitStack() as stack:
 
         def policy() -> Policy:
+            resolve_source(config.reference, field="reference")
             lanes = Lanes(config.cluster.num_lanes)
-            opened = open_learner(config.model_copy(update={"model": model}), begun.paths, begun.console, lanes)
-            other = stack.enter_context(opened)
+            other = stack.enter_context(open_learner(named, begun.paths, begun.console, lanes))
             its, ours = other.loaded.tokenizer, begun.opened.loaded.tokenizer
             remedy = "name a model with the policy's tokenizer, or set reference: start"
             require_same_tokens("reference", config.reference, its, ours, remedy=remedy)

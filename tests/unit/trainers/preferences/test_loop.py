@@ -175,8 +175,9 @@ def test_a_reference_may_be_another_model(
     first = untimed_rows(trained.output)[1]
     assert first["preference/margin"] < 0  # the reference has learned what the policy is to learn
     other = save_tiny_llama("abcdefghij?", hidden_size=32, intermediate_size=64)
-    with pytest.raises(ModelError, match="different vocabulary"):
-        train_preferences(prefer_run(f"output={tmp_path / 'other'}", f"reference={other}"), console=QUIET)
+    for path, message in ((other, "different vocabulary"), (tmp_path / "none", r"^reference .* does not exist")):
+        with pytest.raises(ModelError, match=message):
+            train_preferences(prefer_run(f"output={tmp_path / message}", f"reference={path}"), console=QUIET)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "kto", "simpo", "aot", "aot_unpaired"])
