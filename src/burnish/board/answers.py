@@ -50,14 +50,14 @@ class Query:
     def many(self, name: str) -> Sequence[str]:
         return self.values.get(name, ())
 
-    def number(self, name: str) -> float | None:
-        """Return the number; None if it is not given."""
+    def number(self, name: str, default: float) -> float:
+        """Return the number; `default` if it is not given."""
         text = self.text(name)
         try:
-            value = float(text) if text else None
+            value = float(text) if text else default
         except ValueError as error:
             raise wrong(name, f"{name} has to be a number") from error
-        if value is not None and not math.isfinite(value):
+        if text and not math.isfinite(value):
             raise wrong(name, f"{name} has to be finite")
         return value
 
@@ -113,9 +113,8 @@ class Board:
     def points(self, query: Query) -> object:
         """Return the points of the named metrics, by run and metric."""
         axis: Axis = query.choice("axis", get_args(Axis))
-        first, last = query.number("from"), query.number("to")
-        low, high = -math.inf if first is None else first, math.inf if last is None else last
-        wanted = partial(points, axis=axis, after=query.whole("after", -1), first=low, last=high)
+        first, last = query.number("from", -math.inf), query.number("to", math.inf)
+        wanted = partial(points, axis=axis, after=query.whole("after", -1), first=first, last=last)
         with self._lock:
             return {
                 run.name: {name: wanted(run.table, name) for name in query.many("metric")} for run in self._named(query)
@@ -178,7 +177,7 @@ class Board:
     def export(self, query: Query) -> list[dict[str, Json]]:
         """Return rows for training, from one step."""
         form: Form = query.choice("form", get_args(Form))
-        return rows_of_step(self._one(query).index, query.whole("step", 0), form, query.number("least"))
+        return rows_of_step(self._one(query).index, query.whole("step", 0), form, query.number("least", -math.inf))
 
     def note(self, body: Mapping[str, Json]) -> object:
         """Keep a note in the run's folder."""
@@ -218,7 +217,7 @@ class Board:
 
 def _filter(query: Query) -> ResponseFilter:
     texts = {name: query.text(name) for name in ("status", "why", "domain", "text")}
-    return ResponseFilter(query.number("low"), query.number("high"), **texts)
+    return ResponseFilter(query.number("low", -math.inf), query.number("high", math.inf), **texts)
 
 
 def _pass_on(folder: Path, request: Request, *, on: bool) -> None:

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
 from typing import Literal, TypedDict
 
@@ -24,14 +25,14 @@ PAGE = 48
 
 @dataclass(frozen=True, slots=True)
 class ResponseFilter:
-    """A choice of responses. Empty texts and None choose all.
+    """A choice of responses. Empty texts choose all, and so do bounds that are infinite.
 
     status: of the reward. why: the reason for leaving a response out; `kept`: those that were trained on. text: is in
     the prompt or in the response, whatever the case of its letters.
     """
 
-    low: float | None = None
-    high: float | None = None
+    low: float = -math.inf
+    high: float = math.inf
     status: str = ""
     why: str = ""
     domain: str = ""
@@ -39,10 +40,9 @@ class ResponseFilter:
 
     def admits(self, entry: IndexEntry) -> bool:
         """Return whether a response may be shown, as far as the index knows."""
-        if self.low is not None or self.high is not None:
-            low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
-            if entry.reward is None or not low <= entry.reward <= high:
-                return False
+        is_within = entry.reward is not None and self.low <= entry.reward <= self.high
+        if not is_within and (self.low, self.high) != (-math.inf, math.inf):
+            return False
         reason = "kept" if entry.kept else entry.why
         wanted = ((self.status, entry.status), (self.why, reason), (self.domain, entry.domain))
         return all(value in ("", own) for value, own in wanted)
@@ -98,7 +98,7 @@ def step_page(index: RolloutIndex, kind: Kind, step: int, wanted: ResponseFilter
     """Return the groups of a step that have a response to show. DataError if its file is damaged."""
     entries = index.entries(kind, step)
     admitted = _with_text(index, [entry for entry in entries if wanted.admits(entry)], wanted.text)
-    groups = [_summary(members) for members in _by_group(admitted).values()]
+    groups = [_summary(members) for members in _by_group(admitted)]
     groups.sort(key=lambda group: (-group["spread"], group["group"]))
     return {
         "kind": kind,
@@ -125,10 +125,7 @@ def group_page(
 
 def sightings(index: RolloutIndex, kind: Kind, prompt_id: str) -> list[Sighting]:
     """Return the steps in which the prompt was sampled, as far as they are indexed, by step."""
-    steps: dict[tuple[int, int], list[IndexEntry]] = defaultdict(list)
-    for entry in index.of_prompt(prompt_id, kind):
-        steps[entry.step, entry.group_id].append(entry)
-    return [_sighting(members) for members in steps.values()]
+    return [_sighting(members) for members in _by_group(index.of_prompt(prompt_id, kind))]
 
 
 def _with_text(index: RolloutIndex, entries: list[IndexEntry], text: str) -> list[IndexEntry]:
@@ -147,11 +144,11 @@ def _all_text(line: RecordedLine) -> str:
     return f"{asked}\n{''.join(texts)}"
 
 
-def _by_group(entries: Iterable[IndexEntry]) -> dict[int, list[IndexEntry]]:
-    groups: dict[int, list[IndexEntry]] = defaultdict(list)
+def _by_group(entries: Iterable[IndexEntry]) -> list[list[IndexEntry]]:
+    groups: dict[tuple[int, int], list[IndexEntry]] = defaultdict(list)
     for entry in entries:
-        groups[entry.group_id].append(entry)
-    return groups
+        groups[entry.step, entry.group_id].append(entry)
+    return list(groups.values())
 
 
 def _summary(members: Sequence[IndexEntry]) -> GroupSummary:
@@ -183,28 +180,19 @@ def _sighting(members: Sequence[IndexEntry]) -> Sighting:
     }
 
 
-def rows_of_step(index: RolloutIndex, step: int, form: Form, least: float | None = None) -> list[dict[str, Json]]:
+def rows_of_step(index: RolloutIndex, step: int, form: Form, least: float = -math.inf) -> list[dict[str, Json]]:
     """Make rows of a training step: of each group its best response, if its reward is at least `least`, or its best
     and its worst one. DataError if there are none."""
     if form == "pairs":
         rows = pairs_of_run(index.run_dir, PairRule(), range(step, step + 1)).rows
     else:
-        rows = [_demonstration(index, entry) for entry in _best(index.entries("step", step), least)]
+        sampled = (entry for entry in index.entries("step", step) if not entry.greedy)
+        good = [entry for entry in sampled if entry.reward is not None and entry.reward >= least]
+        best = [max(group, key=attrgetter("reward")) for group in _by_group(good)]  # of equal ones the first
+        rows = [_demonstration(index, entry) for entry in best]
     if not rows:
         raise DataError(f"step {step} has no such rows", remedy="choose another step, or a lower reward")
     return rows
-
-
-def _best(entries: list[IndexEntry], least: float | None) -> list[IndexEntry]:
-    """The best response of each group; of equal ones the first."""
-    best: dict[int, IndexEntry] = {}
-    for entry in entries:
-        if entry.greedy or entry.reward is None or (least is not None and entry.reward < least):
-            continue
-        before = best.get(entry.group_id)
-        if before is None or before.reward is None or entry.reward > before.reward:
-            best[entry.group_id] = entry
-    return list(best.values())
 
 
 def _demonstration(index: RolloutIndex, entry: IndexEntry) -> dict[str, Json]:
