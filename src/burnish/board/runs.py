@@ -110,10 +110,7 @@ class WatchedRun:
 
     def configuration(self) -> Configuration:
         """Return the configuration, read anew if its file has changed. BurnishError if it cannot be read."""
-        try:
-            changed = (self.folder / _CONFIG_FILE).stat().st_mtime_ns
-        except OSError:
-            changed = 0
+        changed = _written(self.folder / _CONFIG_FILE)
         if self._configuration is None or self._configuration[0] != changed:
             with reading(f"{self.folder / _CONFIG_FILE}: reading the configuration"):
                 self._configuration = changed, read_configuration(self.folder, self.name)
@@ -261,11 +258,12 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
             yield from _run_folders(folder / name, depth - 1)
 
 
-def _written(path: Path) -> float:
+def _written(path: Path) -> int:
+    """Time of a file's last change, in nanoseconds; 0 without a file."""
     try:
-        return path.stat().st_mtime
+        return path.stat().st_mtime_ns
     except OSError:
-        return 0.0
+        return 0
 
 
 def _names_training_data(path: str) -> bool:

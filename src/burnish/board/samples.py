@@ -19,6 +19,8 @@ from burnish.types import Json
 TokenNumber = Literal["logprobs", "advantages", "values", "returns", "mismatch", "entropy"]
 TOKEN_NUMBERS: tuple[TokenNumber, ...] = get_args(TokenNumber)
 """Fields of a response on the page that have one number per token."""
+_NOT_OF_ALL: tuple[TokenNumber, ...] = ("values", "returns", "entropy")
+"""Those that only some runs record, as `token_values` and the like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +205,9 @@ def _add_numbers(entry: ShownResponse, line: RecordedLine) -> None:
         # A single value for all tokens is shown as the response's advantage.
         if len({repr(value) for value in advantages if value is not None}) > 1:
             entry["advantages"] = advantages
-    if "token_values" in line:
-        entry["values"] = of_tokens("token_values")
-    if "token_returns" in line:
-        entry["returns"] = of_tokens("token_returns")
-    if "token_entropy" in line:
-        entry["entropy"] = of_tokens("token_entropy")
+    for name in _NOT_OF_ALL:
+        if f"token_{name}" in line:
+            entry[name] = of_tokens(f"token_{name}")
     if "old_logprobs" in line:
         pairs = zip(line["old_logprobs"], line["rollout_logprobs"], sampled, strict=True)
         entry["mismatch"] = [_gap(old, own) if mine else None for old, own, mine in pairs]

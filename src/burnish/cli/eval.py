@@ -11,7 +11,7 @@ from rich.console import Console
 
 from burnish.cli.arguments import Overrides
 from burnish.cli.tables import show_table
-from burnish.observability.console import number_text
+from burnish.observability.console import with_interval
 
 Target = Annotated[str, typer.Argument(metavar="FILE|RUN", help="Run file, or folder of a run.", show_default=False)]
 Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this step (default: the newest).")]
@@ -80,9 +80,5 @@ def metrics_table(metrics: Mapping[str, float]) -> list[tuple[str, ...]]:
     words = dict.fromkeys(word for column in columns.values() for word in column)
     ends = {f"{word}{end}" for word in words for end in ("_low", "_high")}
     shown = [word for word in words if word not in ends]
-    return [("metric", *columns), *((word, *(_number(column, word) for column in columns.values())) for word in shown)]
-
-
-def _number(column: Mapping[str, float], word: str) -> str:
-    numbers = [number_text(column[key], ".4g") for end in ("", "_low", "_high") if (key := f"{word}{end}") in column]
-    return f"{numbers[0]} ({numbers[1]} to {numbers[2]})" if len(numbers) == 3 else "".join(numbers)
+    rows = [(word, *(with_interval(column, word, ".4g") for column in columns.values())) for word in shown]
+    return [("metric", *columns), *rows]

@@ -260,19 +260,18 @@ def plain_line(
     step: int, total_steps: int, row: Mapping[str, float], seconds_left: float | None, *, verbose: bool = False
 ) -> str:
     """Format one line with all columns of a row of the table."""
-    cells = [
-        f"{heading} {number_text(row[name], spec)}{_interval(row, name, spec)}"
-        for heading, name, spec in columns_of(row, verbose=verbose)
-    ]
+    cells = [f"{heading} {with_interval(row, name, spec)}" for heading, name, spec in columns_of(row, verbose=verbose)]
     speed = speed_text(row, verbose=verbose)
     left = "" if seconds_left is None else f"{duration(seconds_left)} left"
     return "  ".join(piece for piece in (f"step {step}/{total_steps}", *cells, speed, left) if piece)
 
 
-def _interval(row: Mapping[str, float], name: str, spec: str) -> str:
-    """The 95 % interval of a metric, for which a table has no room; empty if it has none."""
-    ends = [row[end] for end in (f"{name}_low", f"{name}_high") if end in row]
-    return f" ({' to '.join(number_text(end, spec) for end in ends)})" if ends else ""
+def with_interval(row: Mapping[str, float], name: str, spec: str) -> str:
+    """Format a metric with its 95 % interval, if it has one; empty if it was not measured."""
+    if name not in row:
+        return ""
+    ends = [number_text(row[end], spec) for end in (f"{name}_low", f"{name}_high") if end in row]
+    return number_text(row[name], spec) + (f" ({' to '.join(ends)})" if ends else "")
 
 
 def speed_text(row: Mapping[str, float], *, verbose: bool) -> str:
