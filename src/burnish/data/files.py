@@ -128,10 +128,7 @@ def _json_lines(path: Path, text: str) -> Iterator[RawRow]:
         try:
             values = parse_json(line, where)
         except json.JSONDecodeError as error:
-            raise DataError(
-                f"{where}: malformed JSON: {error.msg} at column {error.colno}, near {_near(line, error.pos)}",
-                remedy="fix or remove this line; each line must be one JSON object",
-            ) from error
+            raise _malformed(where, error, "fix or remove this line; each line must be one JSON object") from error
         yield where, _object(values, where)
 
 
@@ -153,13 +150,15 @@ def parse_json(text: str, where: str) -> Any:
             f"{where}: {surrogate} is half a character (a lone surrogate), near {_near(error.object, error.start)}",
             remedy="remove it, or write the whole pair",
         ) from error
-    except RecursionError as error:
-        raise DataError(
-            f"{where}: malformed JSON: lists or objects are nested too deeply", remedy="fix or remove it"
-        ) from error
-    except ValueError as error:
-        raise DataError(f"{where}: malformed JSON: {error}", remedy="fix or remove it") from error
+    except (RecursionError, ValueError) as error:
+        why = "lists or objects are nested too deeply" if isinstance(error, RecursionError) else error
+        raise DataError(f"{where}: malformed JSON: {why}", remedy="fix or remove it") from error
     return values
+
+
+def _malformed(where: str, error: json.JSONDecodeError, remedy: str) -> DataError:
+    place = f"at column {error.colno}, near {_near(error.doc, error.pos)}"
+    return DataError(f"{where}: malformed JSON: {error.msg} {place}", remedy=remedy)
 
 
 def _near(line: str, position: int) -> str:
@@ -179,11 +178,8 @@ def _read_json(path: Path, text: str) -> Iterator[RawRow]:
         if error.msg == "Extra data" and text.lstrip().startswith("{"):
             # Many published data sets are JSON lines in a file called .json.
             return _json_lines(path, text)
-        raise DataError(
-            f"{path}:{error.lineno}: malformed JSON: {error.msg} at column {error.colno}, near "
-            f"{_near(text, error.pos)}",
-            remedy="fix the file: a list of objects, or one object per line",
-        ) from error
+        remedy = "fix the file: a list of objects, or one object per line"
+        raise _malformed(f"{path}:{error.lineno}", error, remedy) from error
     if isinstance(whole, dict) and len(text.strip().splitlines()) == 1:
         whole = [whole]
     if not isinstance(whole, list):
