@@ -39,14 +39,14 @@ def number_of(value: object, what: str) -> float:
         if math.isfinite(number):
             return number
         raise EnvironmentFailedError(f"{what} is {value}", remedy="return a finite number")
-    raise EnvironmentFailedError(f"{what} is of the type {type_name(value)}", remedy="return a number")
+    raise _wrong_type(what, value, "return a number")
 
 
 def flag_of(value: object, what: str) -> bool:
     """A boolean, or NumPy's."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise EnvironmentFailedError(f"{what} is of the type {type_name(value)}", remedy="return True or False")
+    raise _wrong_type(what, value, "return True or False")
 
 
 def opening_of(value: object, what: str) -> Opening:
@@ -63,9 +63,7 @@ def opening_of(value: object, what: str) -> Opening:
             f"{what} is a list of content blocks of the types {', '.join(kinds)}",
             remedy="return a text, messages with role and content, or blocks of the type text",
         )
-    raise EnvironmentFailedError(
-        f"{what} is of the type {type_name(value)}", remedy="return a text, a list of messages, or None"
-    )
+    raise _wrong_type(what, value, "return a text, a list of messages, or None")
 
 
 def messages_of(value: Sequence[Mapping], what: str) -> list[dict]:
@@ -73,19 +71,15 @@ def messages_of(value: Sequence[Mapping], what: str) -> list[dict]:
     for message in value:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                raise EnvironmentFailedError(
-                    f"{what} has a message whose {key} is of the type {type_name(message.get(key))}",
-                    remedy="role and content of a message are texts",
-                )
+                held = f"{what} has a message whose {key}"
+                raise _wrong_type(held, message.get(key), "role and content of a message are texts")
     return [dict(message) for message in value]
 
 
 def checked_step(step: Step, what: str) -> Step:
     """A user's `Step`, with values of the right types."""
     if not isinstance(step.text, str):
-        raise EnvironmentFailedError(
-            f"the text of {what} is of the type {type_name(step.text)}", remedy="make Step.text a text"
-        )
+        raise _wrong_type(f"the text of {what}", step.text, "make Step.text a text")
     reward = None if step.reward is None else number_of(step.reward, f"the reward of {what}")
     return Step(step.text, reward, flag_of(step.ended, f"`ended` of {what}"))
 
@@ -106,6 +100,10 @@ def step_of(returned: object, what: str) -> Step:
         f"{what} returned {found}",
         remedy="return (observation, reward, terminated, truncated, info) or burnish.agents.environments.protocol.Step",
     )
+
+
+def _wrong_type(what: str, value: object, remedy: str) -> EnvironmentFailedError:
+    return EnvironmentFailedError(f"{what} is of the type {type_name(value)}", remedy=remedy)
 
 
 def type_name(value: object) -> str:
