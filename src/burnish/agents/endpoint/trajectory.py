@@ -146,11 +146,8 @@ class Trajectory:
             branch.hear(*heard, (max(0.0, came - branch.replied),))
         if branch not in self.branches:
             self.branches.append(branch)
-        if isinstance(asked, ChatRequest):
-            branch.messages = list(asked.messages)
-        else:
-            branch.messages = None
-            branch.text = asked.prompt if isinstance(asked, TextRequest) else None
+        branch.messages = list(asked.messages) if isinstance(asked, ChatRequest) else None
+        branch.text = asked.prompt if isinstance(asked, TextRequest) else None
         branch.speaks = True
         self._last, self.limited = branch, None  # there is room again
         wish = asked.wish
