@@ -30,8 +30,9 @@ from burnish.agents.tools.results import ToolResult, result_of
 from burnish.data.chat import turns_of
 from burnish.data.histories import HistoryEncoder, opened
 from burnish.errors import DataError, OutageError
+from burnish.observability.metrics import mean, total
 from burnish.outside.frames import GarbledError
-from burnish.types import Author, FinishReason, Json, Message, Metric, Prompt, Reduction, Rollout, Seconds
+from burnish.types import Author, FinishReason, Json, Message, Metric, Prompt, Rollout, Seconds
 
 MAX_SEED = 2**31 - 1
 _SEED_STRIDE = 1_000_003
@@ -122,29 +123,22 @@ class ToolsAndEnvironment:
     def take_metrics(self) -> Mapping[str, Metric]:
         """See `Partner`."""
         with self._lock:
-            counts = dict(self._counts)
+            counts = self._counts.copy()
             self._counts.clear()
-        turns, calls = counts.get("turns", 0), counts.get("calls", 0)
-        metrics = {}
+        metrics = {"time/answers_seconds": total(counts["seconds"])}
         if self.parser is not None:
-            metrics = {
-                "tool/calls": Metric(Reduction.SUM, calls),
-                "tool/calls_per_turn": Metric(Reduction.MEAN, calls, turns),
-                **{
-                    f"tool/{why}_fraction": Metric(Reduction.MEAN, counts.get(why, 0), calls)
-                    for why in ("malformed", "invalid", "failed", "timed_out", "cut")
-                },
-            }
+            metrics["tool/calls"] = total(counts["calls"])
+            metrics["tool/calls_per_turn"] = mean(counts["calls"], counts["turns"])
+            for why in ("malformed", "invalid", "failed", "timed_out", "cut"):
+                metrics[f"tool/{why}_fraction"] = mean(counts[why], counts["calls"])
         if self.has_environment:
-            opened, steps = counts.get("opened", 0), counts.get("steps", 0)
-            metrics["environment/opened"] = Metric(Reduction.SUM, opened)
-            metrics["environment/failed_fraction"] = Metric(Reduction.MEAN, counts.get("lost", 0), opened)
-            metrics["environment/timed_out_fraction"] = Metric(Reduction.MEAN, counts.get("hung", 0), opened)
+            metrics["environment/opened"] = total(counts["opened"])
+            metrics["environment/failed_fraction"] = mean(counts["lost"], counts["opened"])
+            metrics["environment/timed_out_fraction"] = mean(counts["hung"], counts["opened"])
             if self.answers_text:
-                metrics["environment/cut_fraction"] = Metric(Reduction.MEAN, counts.get("steps_cut", 0), steps)
+                metrics["environment/cut_fraction"] = mean(counts["steps_cut"], counts["steps"])
         if self.host is not None:
-            metrics["conversation/restarts"] = Metric(Reduction.SUM, self.host.parent.take_restarts())
-        metrics["time/answers_seconds"] = Metric(Reduction.SUM, counts.get("seconds", 0.0))
+            metrics["conversation/restarts"] = total(self.host.parent.take_restarts())
         return metrics
 
 

@@ -26,11 +26,11 @@ from burnish.agents.environments.messages import flag, number, text
 from burnish.agents.environments.warm_parent import ConversationHost, ConversationProcess
 from burnish.agents.partner import start_seed
 from burnish.data.chat import turns_of
-from burnish.observability.metrics import MetricStore
+from burnish.observability.metrics import MetricStore, mean, total
 from burnish.outside.frames import GarbledError
 from burnish.outside.listening import RefusedError
 from burnish.rollouts.engine import RolloutEngine, Sampling, keeping
-from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutRequest
+from burnish.types import Metric, Prompt, Rollout, RolloutRequest
 
 MODEL_NAME = "policy"
 """Name of the policy for agents."""
@@ -160,16 +160,15 @@ class AgentEngine(TalkingEngine[AgentTalk]):
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """See `RolloutEngine`."""
-        counts = dict(self._counts)
+        counts = self._counts.copy()
         self._counts.clear()
-        ended = counts.get("ended", 0)
         own = {
-            "agent/started": Metric(Reduction.SUM, counts.get("started", 0)),
-            "agent/failed_fraction": Metric(Reduction.MEAN, counts.get("failed", 0), ended),
-            "agent/timed_out_fraction": Metric(Reduction.MEAN, counts.get("timed_out", 0), ended),
-            "agent/turns": Metric(Reduction.SUM, counts.get("turns", 0)),
-            "agent/refused": Metric(Reduction.SUM, counts.get("refused", 0)),
-            "agent/branches_mean": Metric(Reduction.MEAN, counts.get("branches", 0), ended),
+            "agent/started": total(counts["started"]),
+            "agent/failed_fraction": mean(counts["failed"], counts["ended"]),
+            "agent/timed_out_fraction": mean(counts["timed_out"], counts["ended"]),
+            "agent/turns": total(counts["turns"]),
+            "agent/refused": total(counts["refused"]),
+            "agent/branches_mean": mean(counts["branches"], counts["ended"]),
         }
         return MetricStore.of([self._others.take_metrics(), own if counts else {}]).merged()
 
