@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from io import StringIO
 from itertools import accumulate
 from typing import Any
@@ -74,6 +75,7 @@ _PICTURE_COLUMNS = 140
 _PICTURE_FORMAT = '<pre style="font-family:monospace;line-height:1.3;white-space:pre">{code}</pre>'
 
 
+@dataclass(slots=True)
 class Display:
     """Progress, time left, the main metrics, and tokens per second by phase. Use it as a context manager.
 
@@ -83,42 +85,34 @@ class Display:
     date while this one waits for them. Without `verbose` a line has at most 160 characters.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        total_steps: int,
-        *,
-        start_step: int = 0,
-        title: str = "",
-        plain_every: int = 1,
-        clock: Callable[[], float] = time.monotonic,
-        processes: Processes = nobody,
-        verbose: bool = False,
-    ) -> None:
-        self._console = console
-        self._total_steps = total_steps
-        self._start_step = start_step
-        self._title = title
-        self._plain_every = plain_every
-        self._clock = clock
-        self._processes = processes
-        self._verbose = verbose
-        self._began = clock()
-        self._step = start_step
-        self._phase = ""
-        self._known: dict[str, float] = {}
-        self._rows: list[dict[str, float]] = []
-        self._live: Live | NotebookLive | None = None
+    console: Console
+    total_steps: int
+    _: KW_ONLY
+    start_step: int = 0
+    title: str = ""
+    plain_every: int = 1
+    clock: Callable[[], float] = time.monotonic
+    processes: Processes = nobody
+    verbose: bool = False
+    _began: float = field(init=False)
+    _step: int = field(init=False)
+    _phase: str = ""
+    _known: dict[str, float] = field(default_factory=dict)
+    _rows: list[dict[str, float]] = field(default_factory=list)
+    _live: Live | NotebookLive | None = None
+
+    def __post_init__(self) -> None:
+        self._began, self._step, console = self.clock(), self.start_step, self.console
         if console.is_jupyter and not console.quiet:
             self._live = NotebookLive()
         elif console.is_terminal:
-            waits = bool(processes())  # the work of others changes while nothing happens here
+            waits = bool(self.processes())  # the work of others changes while nothing happens here
             self._live = Live(
                 console=console, auto_refresh=waits, refresh_per_second=1, get_renderable=self._render, transient=False
             )
 
     def __enter__(self) -> Display:
-        self._began = self._clock()
+        self._began = self.clock()
         if self._live is not None:
             self._live.start()
         return self
@@ -127,7 +121,7 @@ class Display:
         if self._live is not None:
             self._phase = ""
             if kind is None:
-                self._processes = nobody  # their last work matters only after a failure
+                self.processes = nobody  # their last work matters only after a failure
             self._refresh()
             self._live.stop()
 
@@ -141,16 +135,16 @@ class Display:
         self._step = step
         self._known |= row
         self._rows = [*self._rows, {**row, "step": step}][-_VISIBLE_ROWS:]
-        is_due = step % self._plain_every == 0 or step == self._total_steps
+        is_due = step % self.plain_every == 0 or step == self.total_steps
         if self._live is not None:
             self._refresh()
         elif is_due or any(name.startswith("eval/") for name in row):
-            line = plain_line(step, self._total_steps, row, self.seconds_left(), verbose=self._verbose)
-            self._console.print(line, markup=False, soft_wrap=True)
+            line = plain_line(step, self.total_steps, row, self.seconds_left(), verbose=self.verbose)
+            self.console.print(line, markup=False, soft_wrap=True)
 
     def alarm(self, alarm: Alarm) -> None:
         """Print an alarm above the table, where it stays."""
-        self._console.print(
+        self.console.print(
             f"[bold yellow]ALARM[/] step {alarm.step}: [bold]{escape(alarm.name)}[/]: {escape(alarm.message)}\n"
             f"  -> {escape(alarm.knob)}",
             highlight=False,
@@ -159,25 +153,25 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a remark above the table."""
-        self._console.print(hidden(text), markup=False, highlight=False, soft_wrap=True)
+        self.console.print(hidden(text), markup=False, highlight=False, soft_wrap=True)
 
     def seconds_left(self) -> float | None:
         """Estimate from the mean time of the steps since the start; None before the first."""
-        made = self._step - self._start_step
+        made = self._step - self.start_step
         if made <= 0:
             return None
-        return (self._clock() - self._began) / made * (self._total_steps - self._step)
+        return (self.clock() - self._began) / made * (self.total_steps - self._step)
 
     def _refresh(self) -> None:
         if self._live is not None:
             self._live.update(self._render(), refresh=True)
 
     def _render(self) -> RenderableType:
-        bar = ProgressBar(self._total_steps, self._step, width=60)
+        bar = ProgressBar(self.total_steps, self._step, width=60)
         parts: list[RenderableType] = [self._header(), Padding(bar, (0, 0, 0, 0))]
         if self._rows:
             parts.append(self._table())
-        speeds = speed_text(self._known, verbose=self._verbose)
+        speeds = speed_text(self._known, verbose=self.verbose)
         if speeds:
             parts.append(Text(speeds, style="dim"))
         parts += [Text(line, style="dim") for line in self._others()]
@@ -186,19 +180,19 @@ class Display:
     def _others(self) -> list[str]:
         """Lines about other processes, one for all that do the same work."""
         names: dict[str, list[str]] = {}
-        for process in self._processes():
+        for process in self.processes():
             names.setdefault(process.standing, []).append(process.name)
         return [f"{', '.join(group)}: {doing}" for doing, group in names.items()]
 
     def _header(self) -> Text:
         left = self.seconds_left()
         time_left = "" if left is None else f"{duration(left)} left"
-        pieces = (self._title, f"step {self._step}/{self._total_steps}", time_left, self._phase)
+        pieces = (self.title, f"step {self._step}/{self.total_steps}", time_left, self._phase)
         return Text(" · ".join(filter(None, pieces)), style="bold")
 
     def _table(self) -> Table:
-        lines = table_of(self._rows, self._known, verbose=self._verbose)
-        return rich_table(fitting(lines, self._console.width), header_style="cyan")
+        lines = table_of(self._rows, self._known, verbose=self.verbose)
+        return rich_table(fitting(lines, self.console.width), header_style="cyan")
 
 
 def say(console: Console, lines: Iterable[str]) -> None:
