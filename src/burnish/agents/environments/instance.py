@@ -29,13 +29,12 @@ class Maker:
     call: Callable[..., object]
     options: Mapping[str, Json] = field(default_factory=dict)
 
-    def make(self, seed: int, /, **more: object) -> Any:
+    def make(self, seed: int) -> Any:
         """A new object. `random` and `numpy.random` are seeded before, so that a group starts equal even where neither
         the constructor nor `reset` takes a seed."""
-        random.seed(seed)
-        np.random.seed(seed)
+        seed_random(seed)
         with calling_outside(f"making the environment {self.name}", EnvironmentFailedError):
-            return self.call(**{**self.options, **more})
+            return self.call(**self.options)
 
     def class_made(self, wanted: str) -> type:
         """Make one object, and close it, to learn its class. ConfigError, which begins with `wanted`, if that fails."""
@@ -43,6 +42,12 @@ class Maker:
             trial = self.call(**self.options)
         Instance(trial, self.name).close()
         return type(trial)
+
+
+def seed_random(seed: int) -> None:
+    """Seed the random numbers that all code of a process shares."""
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 class Instance:

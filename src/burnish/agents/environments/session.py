@@ -8,7 +8,6 @@ other conversations says whether it can (`clean`): not if programs that it start
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 import threading
 import time
@@ -17,9 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from burnish.agents.environments.instance import OwnLoop
+from burnish.agents.environments.instance import OwnLoop, seed_random
 from burnish.agents.environments.messages import encode
 from burnish.agents.environments.protocol import Environment, EnvironmentSource, Step
 from burnish.agents.tools.loading import LoadedTool
@@ -69,7 +66,7 @@ class Session:
                 case "open":
                     send({"opening": self._open(request["row"], request["seed"])})
                 case "call":
-                    _seed(request["seed"])  # whichever process serves the call, a tool draws the same numbers
+                    seed_random(request["seed"])  # whichever process serves the call, a tool draws the same numbers
                     began = time.monotonic()
                     result = self._call_plain(self.tools[request["name"]], request["arguments"], request["limit"])
                     send({**_told(result, began), "clean": not has_children()})
@@ -104,7 +101,7 @@ class Session:
         """Start the environment; what it adds to the prompt."""
         own = row.get("seed")
         seed = own % 2**32 if isinstance(own, int) and not isinstance(own, bool) else seed
-        _seed(seed)  # for environments that take no seed
+        seed_random(seed)  # for environments that take no seed
         if self.source is None:
             return None
         self.environment = self.source.start(row, seed)
@@ -161,8 +158,3 @@ def _told(result: ToolResult, began: float) -> dict[str, Any]:
 def _whole(text: str) -> str:
     """Halves of surrogate pairs, which no tokenizer takes, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
