@@ -20,7 +20,7 @@ def served(application: Callable[[Callable[[], bool]], Any]) -> Iterator[socket.
     uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
     with listening("127.0.0.1", 0) as listener:
         app = application(lambda: server.should_exit)
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
+        server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         wait_for(lambda: server.started)

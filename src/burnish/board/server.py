@@ -107,7 +107,7 @@ def serve(board: Board, listener: socket.socket, key: str | None = None) -> None
     with needing("'burnish[serve]'", ConfigError, "the board needs starlette and uvicorn"):
         import uvicorn
     app = application(board, key, lambda: server.should_exit)
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
+    server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
     server.run(sockets=[listener])
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Addresses at which nobody but this machine itself can ask."""
 UVICORN: Mapping[str, Any] = {
+    "lifespan": "off",  # nothing is done when an application starts and ends
     "http": "h11",  # what is refused is the same, whichever parsers are installed
     "ws": "none",
     "proxy_headers": False,

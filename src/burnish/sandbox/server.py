@@ -109,11 +109,8 @@ def serve(sandbox: Served, service: SandboxService, listener: socket.socket) -> 
             await app.state.desk.close()  # before it waits for the requests, which wait for jobs
             await super().shutdown(*arguments, **named)
 
-    config = uvicorn.Config(
-        app,
-        limit_concurrency=2 * (service.processes + service.queue),  # connections: requests get a better answer before
-        **UVICORN,
-    )
+    connections = 2 * (service.processes + service.queue)  # requests get a better answer before
+    config = uvicorn.Config(app, limit_concurrency=connections, **UVICORN)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when it has ended
         Server(config).run(sockets=[listener])
 

@@ -256,11 +256,5 @@ def _as_response(replies: Sequence[Reply]) -> tuple[Body, Iterator[str]]:
 def _uvicorn(app: Starlette, service: Service) -> uvicorn.Server:
     with needing("'burnish[serve]'", RolloutError, "a server for agents needs starlette and uvicorn"):
         import uvicorn
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            limit_concurrency=2 * service.waiting + 64,  # connections: requests get a better answer before
-            **UVICORN,
-        )
-    )
+    connections = 2 * service.waiting + 64  # requests get a better answer before
+    return uvicorn.Server(uvicorn.Config(app, limit_concurrency=connections, **UVICORN))
