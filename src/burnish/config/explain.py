@@ -118,11 +118,10 @@ def _hint(path: str, section: type[BaseModel], siblings: list[str]) -> str:
     near = nearest(word, siblings)
     if near is not None:
         return f"did you mean {prefix}{near}?"
-    if elsewhere:
-        return "did you mean " + " or ".join(sorted(elsewhere)) + "?"
-    leaf = nearest(word, {p.rpartition(".")[2] for p in everywhere})
-    if leaf is not None:
-        return "did you mean " + " or ".join(sorted(p for p in everywhere if p.rpartition(".")[2] == leaf)) + "?"
+    leaf = word if elsewhere else nearest(word, {p.rpartition(".")[2] for p in everywhere})
+    alike = sorted(p for p in everywhere if p.rpartition(".")[2] == leaf)
+    if alike:
+        return f"did you mean {' or '.join(alike)}?"
     return f"known here: {', '.join(siblings)}"
 
 
