@@ -132,10 +132,9 @@ def json_of(plan: Plan, loaded: LoadedConfig, notes: Sequence[str]) -> dict[str,
         seat["host_bytes"], seat["device_bytes"] = read.host_bytes, read.device_bytes
     if plan.fit is not None:
         found["fit"] |= {"fits": plan.fit.fits, "words": plan.fit.words, "said": [str(s) for s in plan.fit.lacking]}
-    if plan.time is not None:
-        found["time"] |= _computed(plan.time)
-    if plan.changed_time is not None:
-        found["changed_time"] |= _computed(plan.changed_time)
+    for name, time in (("time", plan.time), ("changed_time", plan.changed_time)):
+        if time is not None:
+            found[name] |= _computed(time)
     return {
         "format": FORMAT,
         "run_file": loaded.source,

@@ -103,11 +103,7 @@ def sweep(
         chosen = settings_of((), settings)
     with _as_file(config) as file:
         kind, fixed = kind_of(config, fields), as_overrides(fields)
-
-        def load(words: Sequence[str]) -> LoadedConfig:
-            return load_run_file(file, words, kind)
-
-        runs = checked_runs(load, chosen, fixed)
+        runs = checked_runs(lambda words: load_run_file(file, words, kind), chosen, fixed)
         train_all(runs, str(file), jobs=jobs, say=(lambda text: None) if quiet else _print)
     return runs
 
