@@ -117,8 +117,9 @@ class ConversationConfig(Section):
 
     def named_places(self, section: str) -> Iterator[NamedPlace]:
         """The code of tools, environment, agent and parser."""
-        for index, tool in enumerate(self.own_tools):
-            yield NamedPlace(f"{section}.tools.{index}", tool, "code")
+        for index, tool in enumerate(self.tools):
+            if not tool.is_served:
+                yield NamedPlace(f"{section}.tools.{index}", tool.name, "code")
         if self.environment is not None:
             yield NamedPlace(f"{section}.environment", self.environment, "code")
         if self.agent is not None:

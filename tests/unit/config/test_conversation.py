@@ -46,6 +46,7 @@ def test_tools_that_others_serve_do_not_run_in_a_conversations_process() -> None
     conversation = load({"tools": ["calculator", "python", "a.py:look_up", {"mcp": {"command": "x"}}]}).conversation
     assert conversation is not None
     assert conversation.own_tools == ("calculator", "a.py:look_up")
+    assert [place.field for place in conversation.named_places("c")][:-1] == ["c.tools.0", "c.tools.2"]
 
 
 def game(**fields: Any) -> dict[str, Any]:
