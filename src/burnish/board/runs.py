@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -139,25 +139,24 @@ class WatchedRun:
             "values": {name: ends for name in _HEADLINES if (ends := table.ends(name)) is not None},
         }
 
-    def head(self) -> RunHead:
-        """Return what the page's head says. Empty texts where a file is missing or damaged."""
-        try:
-            configuration = self.configuration()
-        except BurnishError:
-            return self._head({}, {}, "")
-        alike = {path: value for path, value in configuration.values.items() if not path.startswith(_SAME_FAMILY)}
-        family = hashlib.sha1(json.dumps(alike, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
-        return self._head(configuration.data, configuration.values, family if alike else "")
-
     def total_steps(self) -> int | None:
         """Return `steps` of the run file; None if the run's length follows from its data."""
-        try:
-            steps = self.configuration().values.get("steps")
-        except BurnishError:
-            return None
+        steps = self._readable().values.get("steps")
         return steps if type(steps) is int else None
 
-    def _head(self, data: Mapping[str, Json], values: Mapping[str, Json], family: str) -> RunHead:
+    def _readable(self) -> Configuration:
+        """The configuration, without fields if it cannot be read."""
+        try:
+            return self.configuration()
+        except BurnishError:
+            return Configuration(self.name, None, {}, {}, None)
+
+    def head(self) -> RunHead:
+        """Return what the page's head says. Empty texts where a file is missing or damaged."""
+        configuration = self._readable()
+        data, values = configuration.data, configuration.values
+        alike = {path: value for path, value in values.items() if not path.startswith(_SAME_FAMILY)}
+        family = hashlib.sha1(json.dumps(alike, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
         parts = (values.get(path) for path in _ALGORITHM)
         named = values.get("algorithm.preset") or " · ".join(str(part) for part in parts if part)
         train = [str(value) for path, value in values.items() if _names_training_data(path) and value]
@@ -168,7 +167,7 @@ class WatchedRun:
             "model": str(values.get("model.path") or ""),
             "data": ", ".join(dict.fromkeys(train)),
             "began": _began(self.folder / _ENVIRONMENT_FILE),
-            "family": family,
+            "family": family if alike else "",
         }
 
     def _state(self, step: int, total: int | None, now: float, *, paused: bool) -> State:
