@@ -96,8 +96,7 @@ def _settings(config: RlConfig, recordings: Sequence[Recording], options: Simula
     if options.price is not None:
         settings = replace(settings, price_per_device_hour=options.price)
     if options.mtbf is not None:
-        known = settings.failures
-        failures = Failures(options.mtbf) if known is None else replace(known, mtbf_hours=options.mtbf)
+        failures = replace(settings.failures or Failures(options.mtbf), mtbf_hours=options.mtbf)
         settings = replace(settings, failures=failures)
     return settings
 

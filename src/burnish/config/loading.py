@@ -178,7 +178,7 @@ def _apply_override(
         yield Problem("", message, "quote the value for YAML, for example 'output=\"my: run\"'", COMMAND_LINE)
         return
     value = fields.expand(fields.annotation_at(section, key), value)
-    wrong = _put(given.data, key.split("."), value)
+    wrong = _put(given.data, parts, value)
     if wrong is not None:
         yield Problem("", f"{override!r:.200}: {wrong}", "give the whole list, or an index in it", COMMAND_LINE)
         return
@@ -186,8 +186,8 @@ def _apply_override(
     place = f"{COMMAND_LINE} ({override:.200})"
     for path in [key, *_flat(value, key)]:
         places[path] = place
-    for length in range(1, key.count(".") + 1):
-        places.setdefault(".".join(key.split(".")[:length]), place)
+    for length in range(1, len(parts)):
+        places.setdefault(".".join(parts[:length]), place)
 
 
 def _put(target: dict[str, Json] | list[Json], parts: Sequence[str], value: Json, path: str = "") -> str | None:
