@@ -97,7 +97,7 @@ def find_agent(name: str, options: Mapping[str, Json], wanted: str) -> AgentSour
     check_options(function, options, wanted, all_of_them=False)
 
     def run(row: Mapping[str, Json], seed: int) -> object:
-        given = reset_arguments(function, row, seed, name, without=tuple(options), what="the agent")
+        given = reset_arguments(function, row, seed, f"the agent {name}", without=tuple(options))
         return function(**{**given, **options})
 
     return AgentSource(name, run)

@@ -64,9 +64,10 @@ class Instance:
 
     def begin(self, row: Mapping[str, Json], seed: int, *, without: Sequence[str] = ()) -> None:
         """Call `reset` with columns of the row, except for the columns in `without`."""
-        given = reset_arguments(self._thing.reset, row, seed, self._name, without=without)
+        what = f"reset of the environment {self._name}"
+        given = reset_arguments(self._thing.reset, row, seed, what, without=without)
         returned = self._asked("reset", self._thing.reset, **given)
-        self.opening = self.read_opening(returned, f"what reset of the environment {self._name} returned")
+        self.opening = self.read_opening(returned, f"what {what} returned")
 
     def read_opening(self, returned: Any, what: str) -> Opening:
         """Read the result of `reset`."""
@@ -116,17 +117,11 @@ class Instance:
 
 
 def reset_arguments(
-    reset: Callable[..., object],
-    row: Mapping[str, Json],
-    seed: int,
-    name: str,
-    *,
-    without: Collection[str] = (),
-    what: str = "reset of the environment",
+    reset: Callable[..., object], row: Mapping[str, Json], seed: int, what: str, *, without: Collection[str] = ()
 ) -> dict[str, Json]:
-    """Choose the arguments of a `reset` (or of `what`, for messages): every column of the row if it has `**kwargs`,
-    otherwise the columns that it names, and `seed` if it names it and the row has no such column. Columns in `without`
-    are kept back."""
+    """Choose the arguments of a `reset`, or of an agent: every column of the row if it has `**kwargs`, otherwise the
+    columns that it names, and `seed` if it names it and the row has no such column. Columns in `without` are kept back.
+    what: is called, for messages."""
     parameters = inspect.signature(reset).parameters.values()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = {parameter.name: parameter for parameter in parameters if parameter.kind in by_name}
@@ -137,7 +132,7 @@ def reset_arguments(
     for parameter in named.values():
         if parameter.default is parameter.empty and parameter.name not in offered:
             raise EnvironmentFailedError(
-                f"{what} {name} needs {parameter.name!r}, which the row does not have",
+                f"{what} needs {parameter.name!r}, which the row does not have",
                 remedy=did_you_mean(parameter.name, row, f"columns of the row: {', '.join(row) or 'none'}"),
             )
     return {column: value for column, value in offered.items() if takes_all or column in named}
