@@ -64,11 +64,11 @@ class RolloutRecorder:
 
     def record(self, step: int, groups: Sequence[RolloutGroup], notes: Notes | None = None) -> Path:
         """Write all training rollouts of a step. Rollouts without a note count as not kept."""
-        return self._write(f"step-{step:06d}.jsonl", step, groups, {} if notes is None else notes)
+        return self._write("step", step, groups, notes or {}, {})
 
     def record_evaluation(self, step: int, groups: Sequence[RolloutGroup], values: TokenValues | None = None) -> Path:
         """Write the evaluation rollouts after `step` steps, with the critic's values if there is a critic."""
-        return self._write(f"eval-{step:06d}.jsonl", step, groups, None, values)
+        return self._write("eval", step, groups, None, values or {})
 
     def discard_after(self, step: int) -> None:
         """Remove files of later steps, which a killed run wrote after the checkpoint that it resumes from."""
@@ -83,15 +83,10 @@ class RolloutRecorder:
                     ) from error
 
     def _write(
-        self,
-        name: str,
-        step: int,
-        groups: Sequence[RolloutGroup],
-        notes: Notes | None,
-        values: TokenValues | None = None,
+        self, kind: str, step: int, groups: Sequence[RolloutGroup], notes: Notes | None, values: TokenValues
     ) -> Path:
-        path = self._folder / name
-        lines = [_dump(self._entry(step, *item, notes, values or {})) for item in _rollouts(groups)]
+        path = self._folder / f"{kind}-{step:06d}.jsonl"
+        lines = [_dump(self._entry(step, *item, notes, values)) for item in _rollouts(groups)]
         with disk_errors(f"write {path}", path.parent):
             write_text_atomically(path, "".join(lines))  # at once, so that a killed run leaves no partial file
         return path
