@@ -85,11 +85,8 @@ def load_preferences(
     error (`data.over_long`), and counted. Truncation removes the beginning of the prompt first (except a leading BOS),
     then the end of the responses.
     """
-    rules, templated = PreferenceRules(config.candidates, tokenizer, config.label_pad_token_id), Counter[str]()
-    parts = [
-        _source_examples(loaded, rules, config, tokenizer, max_tokens, templated)
-        for loaded in load_sources(sources, "preferences")
-    ]
+    loaded, templated = load_sources(sources, "preferences"), Counter[str]()
+    parts = [_source_examples(one, config, tokenizer, max_tokens, templated) for one in loaded]
     refuse_unused_options(ChatFormat.of(config.data), applied=templated.total())
     if config.label_pad_token_id is not None and all(part[1].reading.schema != "token_labels" for part in parts):
         raise ConfigError(
@@ -112,19 +109,14 @@ def count_comparisons(sources: Sequence[DataSource], config: ComparedFields) -> 
 
 
 def _source_examples(
-    loaded: LoadedSource,
-    rules: PreferenceRules,
-    config: ComparedFields,
-    tokenizer: Tokenizer,
-    max_tokens: int,
-    templated: Counter[str],
+    loaded: LoadedSource, config: ComparedFields, tokenizer: Tokenizer, max_tokens: int, templated: Counter[str]
 ) -> tuple[list[PreferenceExample], Understanding]:
     kept: list[PreferenceExample] = []
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     chat, over_long = ChatFormat.of(config.data), config.data.over_long
     reason = f"comparisons over max_tokens ({max_tokens:,})"
-    encoder = Encoder(tokenizer)
+    rules, encoder = PreferenceRules(config.candidates, tokenizer, config.label_pad_token_id), Encoder(tokenizer)
     for read in encoder.announced(_comparisons(loaded, rules, config, skipped), partial(plain_texts, chat=chat)):
         templated[loaded.source.path] += goes_through_template(read, chat)
         try:
