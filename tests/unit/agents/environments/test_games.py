@@ -12,7 +12,7 @@ from burnish.agents.environments.protocol import Environment, Step
 from burnish.errors import ConfigError, EnvironmentFailedError
 from burnish.types import Json
 
-CLASSES = '''
+OWN_CODE = '''
 import random
 
 import numpy as np
@@ -88,13 +88,6 @@ class Helped:
 '''
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> str:
-    path = tmp_path / "my_games.py"
-    path.write_text(CLASSES)
-    return str(path)
-
-
 def started(place: str, name: str, row: dict[str, Json] | None = None, seed: int = 0) -> Environment:
     source = find_environment(f"{place}:{name}", {})
     assert (source.answers_text, source.schemas) == (True, ())
@@ -155,7 +148,7 @@ def test_games_that_do_not_start_and_steps_that_fail(place: str) -> None:
         EnvironmentFailedError, match=r"reset of the environment .*:OfRow needs 'number', which the row"
     ):
         started(place, "OfRow")
-    with pytest.raises(EnvironmentFailedError, match=r":Raises failed: KeyError: 'go' \(.*my_games.py:\d+\)") as raised:
+    with pytest.raises(EnvironmentFailedError, match=r":Raises failed: KeyError: 'go' \(.*own_code.py:\d+\)") as raised:
         started(place, "Raises").step("go")
     assert raised.value.message.startswith("step of the environment ")
 

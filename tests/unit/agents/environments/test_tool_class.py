@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from burnish.agents.environments.protocol import Environment, EnvironmentSource,
 from burnish.errors import ConfigError, EnvironmentFailedError
 from burnish.types import Json
 
-CLASSES = '''
+OWN_CODE = '''
 from __future__ import annotations
 
 import asyncio
@@ -206,13 +205,6 @@ def broken(): raise OSError("no disk")
 '''
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> str:
-    path = tmp_path / "my_environments.py"
-    path.write_text(CLASSES)
-    return str(path)
-
-
 def started(place: str, name: str, row: dict[str, Json] | None = None, seed: int = 0) -> Environment:
     return find_environment(f"{place}:{name}", {}).start(row or {}, seed)
 
@@ -350,7 +342,7 @@ def test_classes_that_are_refused_when_they_are_found(place: str, name: str, mes
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Raises", r"making the environment .*:Raises failed: KeyError: 'no key' \(.*my_environments.py:\d+\)"),
+        ("Raises", r"making the environment .*:Raises failed: KeyError: 'no key' \(.*own_code.py:\d+\)"),
         ("Leaves", "reset of the environment .*:Leaves failed: SystemExit: 3"),
         (
             "Wants",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from burnish.agents.tools.loading import load_tools
 from burnish.errors import ConfigError
 
-TEXT = '''
+OWN_CODE = '''
 """Tools of a user."""
 import math
 
@@ -41,13 +40,6 @@ twice = double
 sine = math.sin
 five = 5
 '''
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> str:
-    path = tmp_path / "my_tools.py"
-    path.write_text(TEXT)
-    return str(path)
 
 
 def test_tools_are_loaded_in_their_order(place: str) -> None:

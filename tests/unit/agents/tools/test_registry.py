@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,7 +102,7 @@ def test_built_ins(name: str) -> None:
     assert find_parser(name) is BUILT_INS[name]
 
 
-OWN = """
+OWN_CODE = """
 from burnish.agents.tools.calls import Parsed, ToolCall
 
 class Mine:
@@ -127,17 +126,10 @@ class Broken(Mine):
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> str:
-    path = tmp_path / "my_parser.py"
-    path.write_text(OWN)
-    return str(path)
-
-
 def test_a_parser_of_the_users(place: str) -> None:
     parser = find_parser(f"{place}:Mine")
     assert parser.parse("f") == Parsed("", (ToolCall("f", {}),))
-    with pytest.raises(RolloutError, match=r"Mine' failed: ValueError: no such thing \(.*my_parser.py:7\)"):
+    with pytest.raises(RolloutError, match=r"Mine' failed: ValueError: no such thing \(.*own_code.py:7\)"):
         parser.parse("fail")
     for text in ("odd", "list", "arguments"):
         with pytest.raises(RolloutError, match="Mine' returned"):
