@@ -78,11 +78,8 @@ def embedding_gradient_in_place(model: PreTrainedModel) -> Iterator[None]:
     if not (torch.is_grad_enabled() and _is_plain(embedding)):
         yield
         return
-    handle = embedding.register_forward_hook(_looked_up)
-    try:
+    with embedding.register_forward_hook(_looked_up):
         yield
-    finally:
-        handle.remove()
 
 
 def _is_plain(embedding: nn.Module) -> bool:
@@ -94,8 +91,7 @@ def _is_plain(embedding: nn.Module) -> bool:
     return bool(ordinary and trains)
 
 
-def _looked_up(embedding: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    assert isinstance(embedding, nn.Embedding)
+def _looked_up(embedding: nn.Embedding, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return _EmbeddingGradient.apply(embedding.weight, arguments[0], output.detach(), embedding.padding_idx)
 
 
