@@ -16,7 +16,7 @@ from torch import Tensor
 
 from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import KLController, k1, k3
-from burnish.algorithms.ratios import beyond_limit, highest_entropy, log_ratio
+from burnish.algorithms.ratios import beyond_limit, highest_entropy
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch, TokenScores, present
@@ -288,7 +288,8 @@ def steer_kl(batch: Batch, controller: KLController, algorithm: AlgorithmConfig)
     # Log-probabilities from before the first update: the trainer's, if it computed them, otherwise the sampler's.
     sampled_with = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
     policy, reference = present(sampled_with, "rollout_logprobs"), present(batch.ref_logprobs, "ref_logprobs")
-    per_response = k1(policy, reference, mask=mask).sum(dim=1)
+    log_ratio = k1(policy, reference, mask=mask)
+    per_response = log_ratio.sum(dim=1)
     num_sequences = int(mask.any(dim=1).sum())
     used = controller.coef  # this step's objective had this one; the controller sets it for the next step
     if num_sequences:
@@ -302,6 +303,5 @@ def steer_kl(batch: Batch, controller: KLController, algorithm: AlgorithmConfig)
         metrics["kl/target"] = Metric(Reduction.LAST, algorithm.kl_target)
     # Only k3 clamps its log-ratio; a clamped token adds a constant to the loss and has no gradient.
     if algorithm.kl_function == "k3":
-        clamped_BT = beyond_limit(log_ratio(policy, reference, mask))
-        metrics["kl/clamped_fraction"] = Metric(Reduction.MEAN, clamped_BT.sum(), mask.sum())
+        metrics["kl/clamped_fraction"] = Metric(Reduction.MEAN, beyond_limit(log_ratio).sum(), mask.sum())
     return metrics
