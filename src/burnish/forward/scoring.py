@@ -410,22 +410,21 @@ class ResponseScorer:
         cut = list(self.trunk.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
         score = partial(self.score, entropy=entropy, correct=correct, compare=compare)
         scored = lanes.map([part for _, part in cut], [part.num_tokens for _, part in cut], score)
-        rows, shape = [rows for rows, _ in cut], tuple(batch.response_tokens.shape)
+        rows = [rows for rows, _ in cut]
         wanted = {"logprobs_BT": True, "entropy_BT": entropy, "correct_BT": correct}
         wanted |= dict.fromkeys(("divergence_BT", "agrees_BT"), compare is not None)
         parts = {name: [getattr(scores, name) for scores in scored] for name, is_wanted in wanted.items() if is_wanted}
-        return TokenScores(**{name: put_back(rows, values, shape, batch.device) for name, values in parts.items()})
+        return TokenScores(**{name: put_back(batch, rows, values) for name, values in parts.items()})
 
 
-def put_back(
-    rows: Sequence[Sequence[int]], parts: Sequence[Tensor], shape: tuple[int, ...], device: torch.device
-) -> Tensor:
-    """(B, T) on `device` from the row numbers of each micro-batch, and its values; 0 where there is none."""
+def put_back(batch: Batch, rows: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tensor:
+    """(B, T) on the batch's device from the row numbers of each micro-batch, and its values; 0 where there is none."""
+    shape = batch.response_tokens.shape
     whole_BT = parts[0].new_zeros(shape) if parts else torch.zeros(shape)
     for numbers, values_RT in zip(rows, parts, strict=True):
         index_R = upload(np.asarray(numbers, dtype=np.int64), values_RT.device)
         whole_BT[:, : values_RT.shape[1]].index_copy_(0, index_R, values_RT)
-    return whole_BT.to(device)
+    return whole_BT.to(batch.device)
 
 
 def light_tokens(model: PreTrainedModel) -> int:

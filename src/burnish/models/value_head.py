@@ -112,7 +112,7 @@ class ValueScorer:
         """Score all rows without gradient, in row order and the batch's width, on the batch's device."""
         cut = list(self.trunk.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
         values = lanes.map([part for _, part in cut], [part.num_tokens for _, part in cut], self.score)
-        return put_back([rows for rows, _ in cut], values, tuple(batch.response_tokens.shape), batch.device)
+        return put_back(batch, [rows for rows, _ in cut], values)
 
 
 def trunk_of(model: PreTrainedModel) -> PreTrainedModel:
