@@ -7,8 +7,8 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Protocol, TypeVar
+from functools import cached_property, partial, wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from burnish.forward.row_rules import RowRules, padded_inputs, plain_inputs, row
 from burnish.machine.matmul_precision import countable, rounded_down, rounded_up, rounds_up
 from burnish.types import PreTrainedModel
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
@@ -43,6 +44,31 @@ class Root(Protocol):
     exchanged for the tensors that it returns, alone or in a tuple."""
 
     def __call__(self, work: Callable[[], Result], /) -> Result: ...
+
+
+class Rooted:
+    """A scorer, whose passes may have to be made within another module."""
+
+    _root: Root = operator.call
+
+    def run_in(self, root: Root) -> None:
+        """Make all passes within this module from now on: the model's weights have been cut."""
+        self._root = root
+
+
+RootedT = TypeVar("RootedT", bound=Rooted)
+
+
+def within_root(
+    work: Callable[Concatenate[RootedT, Given], Result],
+) -> Callable[Concatenate[RootedT, Given], Result]:
+    """Make the passes of this method of a scorer within its root."""
+
+    @wraps(work)
+    def run(scorer: RootedT, /, *given: Given.args, **options: Given.kwargs) -> Result:
+        return scorer._root(partial(work, scorer, *given, **options))
+
+    return run
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +291,7 @@ class TrunkRunner:
         return states
 
 
-class ResponseScorer:
+class ResponseScorer(Rooted):
     """Scores response tokens: base model without its head, then log-probabilities without (N, V) intermediates.
 
     Models whose head is not `Linear` with a known transform are scored from their own full logits; `is_chunked` tells.
@@ -296,11 +322,6 @@ class ResponseScorer:
         self.trunk = runner(model.base_model, plain=plain, router=self._router, shared_responses=most)
         self._logits_buffer = LogitsBuffer()
         self._below_head = self.trunk if self.is_chunked else runner(model, plain=plain, router=self._router)
-        self._root: Root = operator.call
-
-    def run_in(self, root: Root) -> None:
-        """Make all passes within this module from now on: the model's weights have been cut."""
-        self._root = root
 
     def release(self) -> None:
         """Free the memory of the logits, so that sampling can use it."""
@@ -310,6 +331,7 @@ class ResponseScorer:
     def is_chunked(self) -> bool:
         return self._transform is not None
 
+    @within_root
     def score(
         self,
         batch: Batch,
@@ -327,17 +349,6 @@ class ResponseScorer:
         not chunked show only their logits, and run their trunk once more for it). `compare` gives log-probabilities and
         the divergence from a teacher, and no entropy.
         """
-        return self._root(partial(self._score, batch, only_trained, entropy, correct, value_head, compare))
-
-    def _score(
-        self,
-        batch: Batch,
-        only_trained: bool,
-        entropy: bool,
-        correct: bool,
-        value_head: nn.Module | None,
-        compare: Compare | None,
-    ) -> TokenScores:
         batch = batch.to(self.model.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
         read = positions.rounded() if rounds_up(self.model) else positions

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from burnish.errors import CheckpointError, ModelError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
-from burnish.forward.scoring import ResponsePositions, Root, TrunkRunner, put_back
+from burnish.forward.scoring import ResponsePositions, Rooted, TrunkRunner, put_back, within_root
 from burnish.types import PreTrainedModel
 
 HEAD_FILE = "value_head.safetensors"
@@ -75,32 +73,25 @@ def init_value_head(head: ValueHead, *, std: float, seed: int) -> None:
     head.bias.zero_()
 
 
-class ValueScorer:
+class ValueScorer(Rooted):
     """Values of the states before the response tokens, from a backbone (`trunk`: a model without its output head) and
     a value head. `plain` as in `TrunkRunner`."""
 
     def __init__(self, trunk: PreTrainedModel, head: ValueHead, *, plain: bool = False) -> None:
         self.head = head
         self.trunk = TrunkRunner(trunk, plain=plain)
-        self._root: Root = operator.call
-
-    def run_in(self, root: Root) -> None:
-        """See `ResponseScorer.run_in`."""
-        self._root = root
 
     @property
     def device(self) -> torch.device:
         """The device of backbone and head."""
         return self.head.weight.device
 
+    @within_root
     def score(self, batch: Batch, *, only_trained: bool = False, train_trunk: bool = True) -> Tensor:
         """(B, T) float32 at every response token (`only_trained`: only in the loss mask), 0 elsewhere.
 
         Differentiable. Without `train_trunk` only the head gets a gradient.
         """
-        return self._root(partial(self._score, batch, only_trained, train_trunk))
-
-    def _score(self, batch: Batch, only_trained: bool, train_trunk: bool) -> Tensor:
         batch = batch.to(self.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
         with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
