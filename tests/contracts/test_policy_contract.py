@@ -154,9 +154,9 @@ def test_a_part_that_fails_drops_the_step(policy, new_model, batch, request):
 
 
 def test_parts_of_two_steps_do_not_join(policy, batch):
-    policy.accumulate(batch, Likelihood(), Denominators(12, 4))
+    policy.accumulate(batch, Likelihood(), Denominators(12, 4, 4))
     with pytest.raises(ValueError, match="cannot be added to a step with"):
-        policy.accumulate(batch, Likelihood(), Denominators(13, 4))
+        policy.accumulate(batch, Likelihood(), Denominators(13, 4, 4))
 
 
 def test_published_weights_have_the_version_and_end_with_it(policy, batch):

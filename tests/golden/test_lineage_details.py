@@ -147,7 +147,9 @@ def value_loss(values: list[float], old: list[float], returns: list[float], *ove
     row = {key: torch.tensor([numbers]) for key, numbers in (("values", old), ("returns", returns))}
     objective = build_value_objective(config)
     batch = batch_of([[1]], [[1, 1]], **row)
-    return float(objective(torch.tensor([values]), batch, Denominators(num_tokens=2, num_sequences=1)).loss)
+    return float(
+        objective(torch.tensor([values]), batch, Denominators(num_tokens=2, num_sequences=1, num_turns=1)).loss
+    )
 
 
 def test_values_are_clipped_around_those_at_sampling_time() -> None:

@@ -43,6 +43,5 @@ class Accumulation:
 
 def count_denominators(batch: Batch) -> Denominators:
     """Count trained tokens, and sequences and turns with at least one of them, over the whole batch."""
-    loss_mask = batch.host.loss_mask
-    turns = int(batch.host.trained_turns.sum())
-    return Denominators(int(loss_mask.sum()), int(loss_mask.any(axis=1).sum()), turns)
+    loss_mask, turns = batch.host.loss_mask, batch.host.trained_turns
+    return Denominators(int(loss_mask.sum()), int(loss_mask.any(axis=1).sum()), int(turns.sum()))

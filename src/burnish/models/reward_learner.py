@@ -114,7 +114,7 @@ class RewardLearner:
 
         Raises DivergenceError if loss or gradient is not finite, with the weights untouched.
         """
-        accumulation = Accumulation(Denominators(num_tokens=0, num_sequences=len(comparisons)))
+        accumulation = Accumulation(Denominators(num_tokens=0, num_sequences=len(comparisons), num_turns=0))
         self._optimizer.weights.clear()
         parts = self._parts(comparisons)
         costs = [sum(comparison.num_tokens() for comparison in part) for part in parts]

@@ -22,12 +22,12 @@ class Denominators:
     """Counts over the whole optimizer step, known before its first forward pass.
 
     num_tokens: trained tokens; num_sequences: sequences with at least one trained token; num_turns: turns of the policy
-    with at least one, None if each sequence is one turn.
+    with at least one (a sequence without turns is one).
     """
 
     num_tokens: int
     num_sequences: int
-    num_turns: int | None = None
+    num_turns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,7 @@ class PolicyObjective:
         if self.off_policy_delta is not None:
             dropped = _off_policy(logprobs, batch, self.off_policy_delta)
             per_token, metrics["off_policy_fraction"] = per_token * ~dropped, _mean(dropped, mask)
-        if batch.weights is not None:
-            per_token = per_token * batch.weights
-        loss = self._aggregate(per_token, batch, denominators)
+        loss = self._aggregate(weighted(per_token, batch), batch, denominators)
         if self.kl_coef > 0:
             reference, weighed_by = present(batch.ref_logprobs, "ref_logprobs"), old if self.kl_times_ratio else None
             penalty = kl_loss(logprobs, reference, mask, estimator=self.kl_estimator, old_logprobs_BT=weighed_by)
@@ -103,16 +101,15 @@ class PolicyObjective:
 
 
 def aggregate_step(per_token_BT: Tensor, batch: Batch, mode: str, length: int, denominators: Denominators) -> Tensor:
-    """A micro-batch's share of the loss of its optimizer step. Only the mode that needs `length` gets it."""
-    turns = denominators.num_sequences if denominators.num_turns is None else denominators.num_turns
+    """A micro-batch's share of the loss of its optimizer step."""
     return aggregate(
         per_token_BT,
         batch.loss_mask,
         mode,
         num_tokens=denominators.num_tokens,
         num_sequences=denominators.num_sequences,
-        num_turns=turns,
-        length=length if mode == "sequence_mean_token_sum_norm" else None,
+        num_turns=denominators.num_turns,
+        length=length,
         turn_index_BT=batch.turn_index,
     )
 

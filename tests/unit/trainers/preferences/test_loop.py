@@ -213,7 +213,7 @@ def test_a_mean_over_tokens_is_compared_with_a_mean_over_tokens() -> None:
     logprobs = torch.full((1, 2), -3.0)
     objective = replace(objective, kl=objective.mismatched_kl(logprobs, batch))
     assert objective.kl == 2.0
-    value = objective(TokenScores(logprobs), batch, Denominators(2, 1))
+    value = objective(TokenScores(logprobs), batch, Denominators(2, 1, 1))
     assert value.loss.item() == pytest.approx(3 * 0.5)  # weight 3, 1 - s(0)
     assert value.metrics["train/loss"].result() == pytest.approx(1.5)
     assert value.metrics["preference/chosen_reward"].result() == pytest.approx(0.5 * 2)

@@ -105,7 +105,7 @@ def test_turns_travel_with_their_rows() -> None:
 def test_turns_are_counted_for_the_whole_step() -> None:
     batch = batch_of(four_conversations())
     assert count_denominators(batch) == Denominators(3 + 3 + 4 + 4, 4, 2 + 1 + 3 + 1)
-    assert sum(count_denominators(batch.select([row])).num_turns or 0 for row in range(4)) == 7
+    assert sum(count_denominators(batch.select([row])).num_turns for row in range(4)) == 7
     cut = [dataclasses.replace(r, finish_reason=FinishReason.LENGTH) for r in four_conversations()[:1]]
     masked = batch_of([*cut, *four_conversations()[1:]], mask_truncated=True)
     assert count_denominators(masked) == Denominators(11, 3, 5)

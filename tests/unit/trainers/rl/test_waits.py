@@ -26,7 +26,7 @@ from burnish.trainers.rl.objective import (
     PolicyObjective,
 )
 
-DENOMINATORS = Denominators(num_tokens=24, num_sequences=8)
+DENOMINATORS = Denominators(num_tokens=24, num_sequences=8, num_turns=8)
 Waits = Callable[[Counter[str]], AbstractContextManager[Any]]
 
 
