@@ -134,7 +134,7 @@ def selected(name: str, step: Step) -> Tensor | None:
 
 
 def run_loss(name: str, step: Step, **options: object):
-    turns = {"turn_index_BT": step.turn_index_BT} if POLICY_LOSSES[name].needs_turns else {}
+    turns = {"turn_index_BT": step.turn_index_BT} if "turn_index_BT" in POLICY_LOSSES[name].more_inputs else {}
     return POLICY_LOSSES[name].function(*loss_inputs(step), **{**SELECTION.get(name, {}), **turns, **options})
 
 

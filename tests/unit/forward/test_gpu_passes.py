@@ -100,8 +100,7 @@ def policy_objective(name: str) -> Objective:
         9,
         kl_coef=0.1,
         entropy_coef=0.01,
-        takes_selection=row.selection is not None,
-        takes_turns=row.needs_turns,
+        takes=row.more_inputs,
     )
 
 
@@ -109,7 +108,7 @@ def turn_objective() -> Objective:
     """Everything that goes by turns."""
     correction = partial(correction_weights, level="turn", mode="truncate", low=0.5, high=2.0)
     loss = POLICY_LOSSES["turn_gspo"].function
-    return PolicyObjective(loss, {}, "turn_mean_token_mean", 9, correction=correction, takes_turns=True)
+    return PolicyObjective(loss, {}, "turn_mean_token_mean", 9, correction=correction, takes=("turn_index_BT",))
 
 
 def micro_batch(scorer: ResponseScorer, batch: Batch, objective: Objective) -> torch.Tensor:

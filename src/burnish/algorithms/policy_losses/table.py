@@ -13,6 +13,7 @@ from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row, plugi
 from burnish.errors import ConfigError
 
 LOSS_INPUTS = ("logprobs_BT", "old_logprobs_BT", "advantages_BT", "mask_BT")
+MORE_INPUTS = ("selection_BT", "turn_index_BT")
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,13 @@ class PolicyLossSpec(Formula):
     zero_at_zero_advantage: bool = True
 
     @property
-    def needs_turns(self) -> bool:
-        """True if it accepts `turn_index_BT`, by name."""
-        return "turn_index_BT" in super().options
+    def more_inputs(self) -> tuple[str, ...]:
+        """Tensors that it accepts by name, besides `LOSS_INPUTS`."""
+        return tuple(name for name in super().options if name in MORE_INPUTS)
 
     @property
     def options(self) -> dict[str, object]:
-        tensors = ("selection_BT", "turn_index_BT")
-        return {name: default for name, default in super().options.items() if name not in tensors}
+        return {name: default for name, default in super().options.items() if name not in MORE_INPUTS}
 
     def check_numbers(self, numbers: Mapping[str, object]) -> None:
         """Raise now the ConfigError that the loss would raise at the first update. Plugins are not tried, because they

@@ -4,7 +4,7 @@ micro-batch adds its share."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,11 +24,12 @@ from burnish.types import Metric, Reduction
 class PolicyObjective:
     """Policy loss + KL in the loss - entropy bonus, aggregated over the optimizer step.
 
-    `policy_loss` has the signature of `burnish.algorithms.policy_losses`; `numbers` are its keyword arguments. If the
-    batch has no old log-probabilities, this is the first step since they would have been computed, and the fresh ones,
-    detached, are the old ones. `old_logprobs_of_sampler`: the batch has the sampler's. `correction`: for the
-    mismatch of sampler and trainer, `burnish.algorithms.mismatch.correction_weights` with its keyword arguments.
-    `off_policy_delta`: drops bad responses that the policy has left by more than this (`off_policy_tokens`).
+    `policy_loss` has the signature of `burnish.algorithms.policy_losses`; `numbers` are its keyword arguments, besides
+    the tensors that it `takes`. If the batch has no old log-probabilities, this is the first step since they would have
+    been computed, and the fresh ones, detached, are the old ones. `old_logprobs_of_sampler`: the batch has the
+    sampler's. `correction`: for the mismatch of sampler and trainer, `burnish.algorithms.mismatch.correction_weights`
+    with its keyword arguments. `off_policy_delta`: drops bad responses that the policy has left by more than this
+    (`off_policy_tokens`).
     """
 
     policy_loss: Callable[..., PolicyLoss]
@@ -41,8 +42,7 @@ class PolicyObjective:
     entropy_coef: float = 0.0
     correction: Callable[..., Tensor] | None = None
     off_policy_delta: float | None = None
-    takes_selection: bool = False
-    takes_turns: bool = False
+    takes: Collection[str] = ()
     old_logprobs_of_sampler: bool = False
     needs_entropy: bool = True  # for a chart and an alarm; it costs no further pass
 
@@ -54,12 +54,9 @@ class PolicyObjective:
         mask, logprobs = batch.loss_mask, scores.logprobs_BT
         # Detached, so that the ratio is exactly 1 and still has the gradient of the log-probability.
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        numbers = dict(self.numbers)
-        if self.takes_selection:
-            numbers["selection_BT"] = batch.selection
-        if self.takes_turns:
-            numbers["turn_index_BT"] = batch.turn_index
-        result = self.policy_loss(logprobs, old, batch.advantages, mask, **numbers)
+        known = {"selection_BT": batch.selection, "turn_index_BT": batch.turn_index}
+        taken = {name: known[name] for name in self.takes}
+        result = self.policy_loss(logprobs, old, batch.advantages, mask, **self.numbers, **taken)
         per_token, metrics = result.per_token_BT, dict(result.metrics)
         if self.correction is not None:
             sampled_with = present(batch.rollout_logprobs, "rollout_logprobs")

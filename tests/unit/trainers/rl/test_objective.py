@@ -168,7 +168,7 @@ def test_a_selection_reaches_the_losses_that_take_one() -> None:
     chosen = torch.tensor([[True, False], [False, False]])
     batch = two_rows(old_logprobs=torch.tensor([[-1.0, -1.0], [-1.0, 0.0]]), selection=chosen)
     fresh = logprobs([-1.0, -1.0], [-1.0, 0.0])
-    value = value_of(objective("clip_cov", takes_selection=True), batch, fresh)
+    value = value_of(objective("clip_cov", takes=("selection_BT",)), batch, fresh)
     value.loss.backward()
     torch.testing.assert_close(fresh.grad, torch.tensor([[0.0, -1 / 3], [2 / 3, 0.0]]))
 

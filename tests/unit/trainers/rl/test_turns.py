@@ -262,7 +262,7 @@ def test_values_and_advantages_are_carried_across_what_a_tool_said() -> None:
 
 def objective(loss: str, aggregation: str) -> PolicyObjective:
     row = POLICY_LOSSES[loss]
-    return PolicyObjective(row.function, {}, aggregation, 8, takes_turns=row.needs_turns)
+    return PolicyObjective(row.function, {}, aggregation, 8, takes=row.more_inputs)
 
 
 def gradient_of(policy: LocalPolicy, batch: Batch, of: PolicyObjective, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -77,8 +77,7 @@ def test_policy_and_value_losses_wait_for_nothing(loss: str, by: str, waits: Wai
         kl_times_ratio=True,
         entropy_coef=0.01,
         correction=partial(correction_weights, level=by, mode="mask", low=0.5, high=2.0),
-        takes_selection=row.selection is not None,
-        takes_turns=row.needs_turns,
+        takes=row.more_inputs,
     )
     objective = ActorCriticObjective(policy, ClippedValueObjective(0.2, "token_mean", 4), coef=0.5)
     counted: Counter[str] = Counter()

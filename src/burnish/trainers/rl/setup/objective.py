@@ -46,8 +46,7 @@ def build_objective(
         entropy_coef=algorithm.entropy_coef,
         correction=_correction(algorithm),
         off_policy_delta=algorithm.mismatch_delta,
-        takes_selection=loss.selection is not None,
-        takes_turns=loss.needs_turns,
+        takes=loss.more_inputs,
         old_logprobs_of_sampler=config.old_logprobs_of_sampler,
     )
     needs_values = resolve_estimator(algorithm.estimator).needs_values
