@@ -7,10 +7,10 @@ import torch
 
 from burnish.config.schema_data import LoraConfig
 from burnish.errors import CheckpointError, DivergenceError
-from burnish.models.accumulation import count_denominators
 from burnish.models.critic import SeparateCritic
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
+from burnish.models.roles import count_denominators
 from burnish.trainers.rl.objective import ClippedValueObjective
 
 SETTINGS = OptimizerSettings(1e-2, 10)

@@ -8,10 +8,9 @@ import torch
 from burnish.algorithms.policy_losses.clipped import ppo_clip
 from burnish.config.schema_data import LoraConfig
 from burnish.errors import DivergenceError, RolloutError
-from burnish.models.accumulation import count_denominators
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Denominators, ObjectiveValue, Signals
+from burnish.models.roles import Denominators, ObjectiveValue, Signals, count_denominators
 from burnish.trainers.rl.objective import PolicyObjective
 from burnish.types import Metric, Reduction
 

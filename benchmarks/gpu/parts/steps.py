@@ -22,8 +22,8 @@ from rows import Figures, Place, Row, Settings, Target
 from shapes import SHAPES, facts, model_fields, pass_flops, weights_made_on, write_prompts, write_shape
 
 from burnish.config.loading import load_run_data
-from burnish.models.accumulation import count_denominators
 from burnish.models.policy import LocalPolicy
+from burnish.models.roles import count_denominators
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup.parts import open_rl_run
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from burnish.forward.attention import WAYS, ways_on
 from burnish.forward.batch import HostRows
 from burnish.forward.packing import Packing
-from burnish.models.accumulation import count_denominators
+from burnish.models.roles import count_denominators
 
 FILES = ("tests/unit/forward/test_attention_ways.py", "tests/unit/forward/test_gpu_passes.py")
 """Those with cases that are skipped without a GPU, or whose kernels are then themselves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,10 +18,18 @@ from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes, take_gradients
 from burnish.forward.scoring import ResponseScorer
 from burnish.forward.team import Gradients
-from burnish.models.accumulation import Accumulation, count_denominators
 from burnish.models.role_optimizer import RoleOptimizer
-from burnish.models.roles import Denominators, ObjectiveValue, RowEntropies, TrainingState, Update
+from burnish.models.roles import (
+    Denominators,
+    ObjectiveValue,
+    RowEntropies,
+    Signals,
+    TrainingState,
+    Update,
+    count_denominators,
+)
 from burnish.models.value_head import ValueScorer
+from burnish.observability.metrics import MetricStore
 from burnish.types import Metric
 
 ObjectiveT = TypeVar("ObjectiveT")
@@ -42,7 +51,11 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         self._optimizers = optimizers
         self._tokens_per_microbatch = tokens_per_microbatch
         self._lanes = lanes
-        self._accumulation: Accumulation | None = None
+        self._denominators: Denominators | None = None
+        """Of the step in progress, if there is one."""
+        self._values: list[ObjectiveValue] = []
+        """Values of the objective on the step's micro-batches. Losses stay on their device: reading each one would make
+        the host wait for every micro-batch, so they are checked for non-finite values once, before the step."""
         self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
         """Brings the role's weights back where they rest between its passes."""
 
@@ -78,32 +91,31 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         denominators: of the minibatch that `batch` is part of, if its other rows have no gradient. If no row is
         left at all, the step has a gradient of 0, which still moves weights by momentum and decay.
         """
-        self._accumulation = None
+        self._denominators = None
         with self._awake():
             self.accumulate(batch, objective, denominators or count_denominators(batch))
             return self.settle(planned_step)
 
     def accumulate(self, batch: Batch, objective: ObjectiveT, denominators: Denominators) -> None:
         """Add the gradient of one part of the step; see `roles.Policy`."""
-        if self._accumulation is None:
+        if self._denominators is None:
             self._drop()  # gradients that other code left behind do not belong to this step
-            self._accumulation = Accumulation(denominators)
-        accumulation = self._accumulation
-        if accumulation.denominators != denominators:
-            raise ValueError(f"a part with {denominators} cannot be added to a step with {accumulation.denominators}")
+            self._denominators = denominators
+        if self._denominators != denominators:
+            raise ValueError(f"a part with {denominators} cannot be added to a step with {self._denominators}")
         try:
             rows = batch.select(np.flatnonzero(batch.host.loss_mask.any(axis=1)))  # others cost no forward pass
             budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
             parts = [part for _, part in self._scorer.trunk.split(rows, budget)]
             costs = [part.num_tokens for part in parts]
             reached = [parameter for optimizer in self._optimizers for parameter in optimizer.parameters]
-            with self._passes(), self._lanes.adding(parts, costs, reached, accumulation.values) as own_parts:
+            with self._passes(), self._lanes.adding(parts, costs, reached, self._values) as own_parts:
                 for part in own_parts:
                     outputs, value = self._forward(part, objective, denominators)
                     loss = self._lanes.reaching(outputs, value.loss)
                     if loss.requires_grad:
                         loss.backward()
-                    accumulation.values.append(replace(value, loss=loss.detach()))
+                    self._values.append(replace(value, loss=loss.detach()))
                 for part in self._lanes.fillers(parts, costs):
                     outputs, _ = self._forward(part, objective, denominators)
                     self._lanes.reaching(outputs, outputs[0].new_zeros(())).backward()
@@ -113,41 +125,43 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
 
     def settle(self, planned_step: int | None = None) -> Update:
         """Check that losses and gradients are finite, then step with them; see `roles.Policy`."""
-        accumulation = self._accumulation
-        if accumulation is None:
+        if self._denominators is None:
             raise ValueError("settle() was called without a step begun by accumulate()")
-        own, num_tokens = self._optimizers[0], accumulation.denominators.num_tokens
+        own, *others = self._optimizers
+        num_tokens, values = self._denominators.num_tokens, self._values
         if num_tokens == 0:
             self._drop()
             return Update(dict(metric for optimizer in self._optimizers for metric in optimizer.skip().items()))
-        if not accumulation.values:  # trained tokens were counted, but none of their rows has a gradient
+        if not values:  # trained tokens were counted, but none of their rows has a gradient
             own.weights.zero()
         # Everything is checked before anything moves: a diverged head must leave the policy untouched as well.
         try:
-            norm = own.checked_norm(accumulation.odd_loss(), num_tokens)
-            norms = [norm, *(optimizer.checked_norm() for optimizer in self._optimizers[1:])]
+            norm = own.checked_norm([value.loss for value in values], num_tokens)
+            norms = [norm, *(optimizer.checked_norm() for optimizer in others)]
         except DivergenceError:
             self._drop()
             raise
-        metrics = accumulation.metrics
+        metrics = MetricStore.of(value.metrics for value in values).merged()
         for optimizer, norm in zip(self._optimizers, norms, strict=True):
             metrics |= optimizer.step(norm, planned_step)
-        self._accumulation = None
-        kept = [RowEntropies(*map(Tensor.cpu, one.entropies)) for one in accumulation.values if one.entropies]
-        return Update(metrics, accumulation.signals, kept)
+        self._drop()
+        signals = functools.reduce(Signals.merge, (value.signals for value in values), Signals())
+        entropies = [RowEntropies(*map(Tensor.cpu, value.entropies)) for value in values if value.entropies]
+        return Update(metrics, signals, entropies)
 
     def take_gradient(self) -> tuple[Gradients, Mapping[str, Metric]]:
         """End a step begun by `accumulate` without making it: its gradient by parameter of the role, None where no part
         has reached it, and its metrics. Weights and optimizer stay as they are."""
-        if self._accumulation is None:
+        if self._denominators is None:
             raise ValueError("take_gradient() was called without a step begun by accumulate()")
-        metrics, gradients = self._accumulation.metrics, take_gradients(self._optimizers[0].parameters)
+        metrics = MetricStore.of(value.metrics for value in self._values).merged()
+        gradients = take_gradients(self._optimizers[0].parameters)
         self._drop()
         return gradients, metrics
 
     def _drop(self) -> None:
         """Discard the parts of an unfinished step, and their gradients."""
-        self._accumulation = None
+        self._denominators, self._values = None, []
         for optimizer in self._optimizers:
             optimizer.weights.clear()
 

@@ -14,13 +14,13 @@ from burnish.errors import CheckpointError
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.recomputing import recomputing
-from burnish.models.accumulation import Accumulation
 from burnish.models.cut import Cut
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_model import PromptResponse, RewardModel, find_reward_file, read_reward_file
 from burnish.models.role_optimizer import Owner, RoleOptimizer
-from burnish.models.roles import Denominators, Learner, ObjectiveValue, TrainingState
+from burnish.models.roles import Learner, ObjectiveValue, TrainingState
 from burnish.models.weights import load_folder
+from burnish.observability.metrics import MetricStore
 from burnish.types import Metric, Reduction
 
 
@@ -114,7 +114,7 @@ class RewardLearner:
 
         Raises DivergenceError if loss or gradient is not finite, with the weights untouched.
         """
-        accumulation = Accumulation(Denominators(num_tokens=0, num_sequences=len(comparisons), num_turns=0))
+        values: list[ObjectiveValue] = []
         self._optimizer.weights.clear()
         parts = self._parts(comparisons)
         costs = [sum(comparison.num_tokens() for comparison in part) for part in parts]
@@ -122,20 +122,20 @@ class RewardLearner:
         try:
             with (
                 recomputing(self.model.loaded.model, on=self._gradient_checkpointing),
-                self._lanes.adding(parts, costs, self._optimizer.parameters, accumulation.values) as own_parts,
+                self._lanes.adding(parts, costs, self._optimizer.parameters, values) as own_parts,
             ):
                 for part in own_parts:
                     value = objective(compared_scores(self.model.scores(_pairs(part)), part), len(comparisons))
                     value.loss.backward()
-                    accumulation.values.append(replace(value, loss=value.loss.detach()))
+                    values.append(replace(value, loss=value.loss.detach()))
                 for part in self._lanes.fillers(parts, costs):
                     scores_B = self.model.scores(_pairs(part))
                     self._lanes.reaching([scores_B], scores_B.new_zeros(())).backward()
         except BaseException:
             self._optimizer.weights.clear()  # half a gradient must not become a step
             raise
-        grad_norm = self._optimizer.checked_norm(accumulation.odd_loss())
-        metrics = accumulation.metrics | self._optimizer.step(grad_norm)
+        grad_norm = self._optimizer.checked_norm([value.loss for value in values])
+        metrics = MetricStore.of(value.metrics for value in values).merged() | self._optimizer.step(grad_norm)
         if self.model.gain_bias is not None:
             metrics["rm/gain"] = Metric(Reduction.LAST, self.model.gain_bias.gain.detach().clone())
             metrics["rm/bias"] = Metric(Reduction.LAST, self.model.gain_bias.bias.detach().clone())

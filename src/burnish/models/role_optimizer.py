@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 from torch import Tensor, nn
 
 from burnish.errors import DivergenceError
@@ -58,11 +59,13 @@ class RoleOptimizer:
         CPU, to a file in `folder`. OffloadError if there is no room."""
         self.weights.rest(f"{self._owner.name}'s optimizer", folder)
 
-    def checked_norm(self, odd_loss: float | None = None, num_tokens: int = 0) -> Tensor:
-        """Euclidean norm of the gradient. Raises DivergenceError, with the gradients cleared, if it is not finite, or
-        for an `odd_loss` (over `num_tokens` tokens), which is not finite."""
-        if odd_loss is not None:
-            self._refuse(self._owner.loss.format(tokens=num_tokens), odd_loss)
+    def checked_norm(self, losses: Sequence[Tensor] = (), num_tokens: int = 0) -> Tensor:
+        """Euclidean norm of the gradient. Raises DivergenceError, with the gradients cleared, if it or one of the
+        `losses` (over `num_tokens` tokens) is not finite. Waits for the device, once for all losses."""
+        numbers = torch.stack([loss.double() for loss in losses]).tolist() if losses else []
+        for number in numbers:
+            if not math.isfinite(number):
+                self._refuse(self._owner.loss.format(tokens=num_tokens), number)
         norm = self.weights.grad_norm()
         if not math.isfinite(float(norm)):
             self._refuse("gradient norm", float(norm))

@@ -30,6 +30,12 @@ class Denominators:
     num_turns: int
 
 
+def count_denominators(batch: Batch) -> Denominators:
+    """Count trained tokens, and sequences and turns with at least one of them, over the whole batch."""
+    loss_mask, turns = batch.host.loss_mask, batch.host.trained_turns
+    return Denominators(int(loss_mask.sum()), int(loss_mask.any(axis=1).sum()), int(turns.sum()))
+
+
 @dataclass(frozen=True, slots=True)
 class Signals:
     """Measurements that the loop bases decisions on, as opposed to metrics that it only logs. None if not measured.

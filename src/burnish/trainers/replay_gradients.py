@@ -22,10 +22,9 @@ from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes
 from burnish.forward.team import Gradients
 from burnish.machine.matmul_precision import num_threads
-from burnish.models.accumulation import count_denominators
 from burnish.models.optimizers import euclidean_norm
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Denominators, Objective
+from burnish.models.roles import Denominators, Objective, count_denominators
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import recorded_files
 from burnish.trainers.microbatch import settle_microbatch

@@ -35,7 +35,7 @@ from burnish.models.loading import LoadedModel, prepare_for_training
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
-from burnish.models.accumulation import count_denominators
+from burnish.models.roles import count_denominators
 from burnish.models.roles import ObjectiveValue
 
 LANES, WORDS = 6, 301

@@ -21,11 +21,10 @@ from burnish.forward.scoring import ResponsePositions, ResponseScorer
 from burnish.forward.varlen_attention import SequenceEnds, varlen_backward, varlen_forward
 from burnish.forward.versions import key_sharing
 from burnish.machine.matmul_precision import countable, gives_float32_sums
-from burnish.models.accumulation import count_denominators
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Denominators, Objective
+from burnish.models.roles import Denominators, Objective, count_denominators
 from burnish.models.value_head import ValueHead, ValueScorer
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.prefill import Prefiller

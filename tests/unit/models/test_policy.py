@@ -10,11 +10,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import CheckpointError, DivergenceError, ModelError
 from burnish.forward.logprobs import LogitsBuffer
-from burnish.models.accumulation import count_denominators
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Denominators, ObjectiveValue
+from burnish.models.roles import Denominators, ObjectiveValue, count_denominators
 from burnish.types import Metric, Reduction
 
 SETTINGS = OptimizerSettings(1e-2, 10, schedule="linear", warmup_steps=2)

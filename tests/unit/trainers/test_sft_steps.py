@@ -26,7 +26,7 @@ from burnish.forward.attention import packs_rows
 from burnish.forward.batch import TokenScores
 from burnish.forward.probe import use_packed_rows
 from burnish.forward.scoring import ResponseScorer
-from burnish.models.accumulation import count_denominators
+from burnish.models.roles import count_denominators
 from burnish.trainers.rl.objective import LikelihoodObjective
 from burnish.trainers.sft import build_sft_batch, token_weights
 

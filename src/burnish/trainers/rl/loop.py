@@ -20,7 +20,6 @@ from burnish.algorithms.ratios import beyond_limit, highest_entropy
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch, TokenScores, present
-from burnish.models.accumulation import count_denominators
 from burnish.models.roles import (
     Critic,
     Learner,
@@ -31,6 +30,7 @@ from burnish.models.roles import (
     Signals,
     Update,
     ValueObjective,
+    count_denominators,
 )
 from burnish.observability.metrics import MetricStore, mean, total
 from burnish.observability.recorder import TokenValues

@@ -16,8 +16,7 @@ from plain_samples import ones_batch
 from burnish.algorithms.mismatch import correction_weights, mismatch_metrics
 from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.forward.batch import Batch, TokenScores
-from burnish.models.accumulation import count_denominators
-from burnish.models.roles import ObjectiveValue
+from burnish.models.roles import ObjectiveValue, count_denominators
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.objective import LikelihoodObjective, PolicyObjective
 

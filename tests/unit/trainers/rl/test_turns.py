@@ -20,10 +20,9 @@ from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.config.schema import AlgorithmConfig
 from burnish.forward.attention import packs_rows
 from burnish.forward.batch import Batch
-from burnish.models.accumulation import count_denominators
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Denominators
+from burnish.models.roles import Denominators, count_denominators
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.batching import build_batch, build_rewards, turn_states, with_states
 from burnish.trainers.rl.credit import assign_advantages

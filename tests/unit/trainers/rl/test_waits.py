@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,7 +15,6 @@ from plain_samples import ones_batch
 from burnish.algorithms.mismatch import correction_weights
 from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.forward.batch import Batch, TokenScores
-from burnish.models.accumulation import Accumulation
 from burnish.models.roles import Denominators
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.objective import (
@@ -52,15 +50,14 @@ def part(seed: int) -> Batch:
 
 def step(objective: Callable[..., Any]) -> MetricStore:
     """Two micro-batches, forward and backward, and what they report."""
-    accumulation, store = Accumulation(DENOMINATORS), MetricStore()
+    store = MetricStore()
     for seed in range(2):
         batch = part(seed)
         fresh = (batch.old_logprobs + 0.1).requires_grad_()  # type: ignore[operator]
         entropy, values = (-fresh * 2).detach(), (fresh * 0.5)
         value = objective(TokenScores(fresh, entropy_BT=entropy, values_BT=values), batch, DENOMINATORS)
         value.loss.backward()
-        accumulation.values.append(dataclasses.replace(value, loss=value.loss.detach()))
-    store.merge(accumulation.metrics)
+        store.merge(value.metrics)
     return store
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.divergences import divergence
-from burnish.models.accumulation import count_denominators
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.distillation import Teachers
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
+from burnish.models.roles import count_denominators
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.objective import TeacherObjective
 
