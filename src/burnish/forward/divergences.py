@@ -287,5 +287,5 @@ class _CompareInChunks(torch.autograd.Function):
                 compared = plan.compare(raw_RV, rows)
                 outer = (grad_logprobs_N[rows], grad_divergence_N[rows])
                 (grad_raw_RV,) = torch.autograd.grad((compared.logprobs_N, compared.divergence_N), raw_RV, outer)
-            gradients.add(slice(0, raw_RV.shape[1]), [(rows, grad_raw_RV)])
+            gradients.add(rows, slice(0, raw_RV.shape[1]), grad_raw_RV)
         return *gradients.finish(), None

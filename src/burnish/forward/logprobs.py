@@ -15,7 +15,7 @@ backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -353,7 +353,7 @@ def _add_whole_rows(gradients: HeadGradients, positions: slice, raw_KV: Tensor, 
             log_p = torch.log_softmax(tempered, -1)
             raw_KV[rows] = _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, outer.of(rows))
     for columns in plan.vocabulary_chunks(raw_KV.shape[0], gradients.weight_VH):
-        gradients.add(columns, [(positions, raw_KV[:, columns])])
+        gradients.add(positions, columns, raw_KV[:, columns])
 
 
 def _add_streamed(
@@ -377,7 +377,8 @@ def _add_streamed(
         return _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, part).to(raw.dtype)
 
     for columns in plan.vocabulary_chunks(log_normalizer_R.shape[0], weight_VH):
-        gradients.add(columns, ((rows, gradient(rows, columns)) for rows in token_chunks))
+        for rows in token_chunks:
+            gradients.add(rows, columns, gradient(rows, columns))
 
 
 def _raw_gradient(p: Tensor, log_p: Tensor | None, slope: Tensor | float, outer: _Outer) -> Tensor:
@@ -457,33 +458,31 @@ class HeadGradients:
         self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, needs: Sequence[bool], *, in_place: bool
     ) -> None:
         self.hidden_NH, self.weight_VH = hidden_NH, weight_VH
-        self.in_place = in_place and weight_VH.is_leaf and not weight_VH._backward_hooks
-        self.grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=reduction_dtype(hidden_NH)) if needs[0] else None
-        self.grad_weight_VH = self.grad_bias_V = None
-        if needs[1] and not self.in_place:
-            self.grad_weight_VH = torch.zeros_like(weight_VH, dtype=reduction_dtype(weight_VH))
-        elif needs[1]:
-            if weight_VH.grad is None:
-                weight_VH.grad = torch.zeros_like(weight_VH, dtype=weight_VH.grad_dtype)
-            self.grad_weight_VH = weight_VH.grad
-        if needs[2] and bias_V is not None:
-            self.grad_bias_V = torch.zeros_like(bias_V, dtype=reduction_dtype(bias_V))
+        self.grad_hidden_NH = _sums(hidden_NH) if needs[0] else None
+        self.grad_bias_V = _sums(bias_V) if needs[2] and bias_V is not None else None
+        self.in_place = needs[1] and in_place and weight_VH.is_leaf and not weight_VH._backward_hooks
+        if self.in_place and weight_VH.grad is None:
+            weight_VH.grad = torch.zeros_like(weight_VH, dtype=weight_VH.grad_dtype)
+        self.grad_weight_VH = weight_VH.grad if self.in_place else _sums(weight_VH) if needs[1] else None
 
-    def add(self, columns: slice, rows_and_gradients: Iterable[tuple[slice, Tensor]]) -> None:
-        """Add the products with the raw-logit gradients of one vocabulary chunk, given token chunk by token chunk."""
-        for rows, gradient in rows_and_gradients:
-            grad_logits = gradient.to(self.hidden_NH.dtype)
-            if self.grad_hidden_NH is not None:
-                _add_product(self.grad_hidden_NH[rows], grad_logits, self.weight_VH[columns])
-            if self.grad_weight_VH is not None:
-                _add_product(self.grad_weight_VH[columns], grad_logits.T, self.hidden_NH[rows])
-            if self.grad_bias_V is not None:
-                self.grad_bias_V[columns].add_(gradient.sum(0, dtype=reduction_dtype(gradient)))
+    def add(self, rows: slice, columns: slice, gradient: Tensor) -> None:
+        """Add the products with the gradient of these raw logits: a chunk of tokens, and of the vocabulary."""
+        grad_logits = gradient.to(self.hidden_NH.dtype)
+        if self.grad_hidden_NH is not None:
+            _add_product(self.grad_hidden_NH[rows], grad_logits, self.weight_VH[columns])
+        if self.grad_weight_VH is not None:
+            _add_product(self.grad_weight_VH[columns], grad_logits.T, self.hidden_NH[rows])
+        if self.grad_bias_V is not None:
+            self.grad_bias_V[columns].add_(gradient.sum(0, dtype=reduction_dtype(gradient)))
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """(hidden, weight, bias) gradients for autograd; the weight's is None when it was added in place."""
         hidden = None if self.grad_hidden_NH is None else self.grad_hidden_NH.to(self.hidden_NH.dtype)
         return hidden, None if self.in_place else self.grad_weight_VH, self.grad_bias_V
+
+
+def _sums(like: Tensor) -> Tensor:
+    return torch.zeros_like(like, dtype=reduction_dtype(like))
 
 
 def _add_product(sum_AB: Tensor, left: Tensor, right: Tensor) -> None:
