@@ -61,6 +61,11 @@ def packing_way(config: PretrainedConfig) -> str | None:
     return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else None
 
 
+def attention_over(packing: Packing, model: PreTrainedModel, device: torch.device) -> PackedAttention:
+    """Attention over a packed row, in the way that the model has been set to."""
+    return WAYS[str(model.config._attn_implementation).removeprefix(_PREFIX)](packing, device, model.dtype)
+
+
 def packs_rows(model: PreTrainedModel) -> bool:
     """Return whether the model has been set to packed attention."""
     return packing_way(model.config) is not None

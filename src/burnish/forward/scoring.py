@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from burnish.forward.attention import WAYS, packing_way, packs_rows
+from burnish.forward.attention import attention_over, packs_rows
 from burnish.forward.batch import Batch, Bools, Ints, TokenScores, rows_by, upload
 from burnish.forward.divergences import Compared, HeadInput
 from burnish.forward.few_layers import telling_layers
@@ -250,13 +250,11 @@ class TrunkRunner:
     def packed(self, batch: Batch, positions: ResponsePositions, packing: Packing | None = None) -> Tensor:
         """`hidden` with all rows packed, whether that pays or not; the model must have been set to packed attention."""
         packing = packing or Packing.of(batch.host)
-        way = packing_way(self._model.config)
-        assert way is not None
         tokens_1S = packing.tokens(batch)
         inputs = plain_inputs(self._model, tokens_1S) | {
             "position_ids": packing.positions(batch.device),
             "attention_mask": tokens_1S.new_zeros(1, 1, 1, 1),  # four dimensions: no mask is to be made
-            "packed": WAYS[way](packing, batch.device, self._model.dtype),
+            "packed": attention_over(packing, self._model, batch.device),
         }
         outputs_1SX = self._first_output(inputs, lambda: packing.times_shared(batch.device))
         return self._read(outputs_1SX[0], packing.sources(positions.rows_N, positions.columns_N))
