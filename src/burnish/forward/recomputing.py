@@ -9,7 +9,7 @@ checkpointed. Inside them, as everywhere else, it is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -34,11 +34,14 @@ def allow_recomputing(model: PreTrainedModel) -> None:
         layer._gradient_checkpointing_func = partial(_recomputed, layer)
 
 
+def recomputing(model: nn.Module, *, on: bool) -> AbstractContextManager[None]:
+    """Let layers prepared by `allow_recomputing` recompute their activations inside, if `on`."""
+    return _recomputing(model) if on else nullcontext()
+
+
 @contextmanager
-def recomputing(model: nn.Module, *, on: bool) -> Iterator[None]:
-    """Evaluation mode, in which layers prepared by `allow_recomputing` recompute their activations if `on`."""
-    model.eval()
-    layers = list(_checkpointed(model)) if on else []
+def _recomputing(model: nn.Module) -> Iterator[None]:
+    layers = list(_checkpointed(model))
     for layer in layers:
         layer.training = True
     try:

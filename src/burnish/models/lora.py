@@ -53,7 +53,7 @@ class Adapter:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                self._peft_model = peft.get_peft_model(model, peft_config)
+                self._peft_model = peft.get_peft_model(model, peft_config).eval()
             except ValueError as error:
                 raise ModelError(
                     f"model.lora.target_modules {targets!r} does not fit {type(model).__name__}: {error}",
