@@ -46,31 +46,27 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
 
     With `mask_truncated`, responses that hit the length limit have no trained tokens.
     """
-    left_out = _truncated(rollouts) if mask_truncated else [False] * len(rollouts)
-    masks = [
-        (False,) * len(r.response_tokens) if out else r.sampled_mask()
-        for r, out in zip(rollouts, left_out, strict=True)
-    ]
+    loss_mask = padded([r.sampled_mask() for r in rollouts], False, torch.bool)
+    if mask_truncated:
+        loss_mask &= ~_truncated(rollouts)[:, None]
     return Batch(
         prompt_tokens=padded([r.prompt_tokens for r in rollouts], pad_token_id, torch.int64),
         prompt_lengths=torch.tensor([len(r.prompt_tokens) for r in rollouts]),
         response_tokens=padded([r.response_tokens for r in rollouts], pad_token_id, torch.int64),
         response_lengths=torch.tensor([len(r.response_tokens) for r in rollouts]),
-        loss_mask=padded(masks, False, torch.bool),
+        loss_mask=loss_mask,
         group_ids=torch.tensor([r.group_id for r in rollouts]),
         turn_index=_turn_index(rollouts) if any(rollout.turns for rollout in rollouts) else None,
         rollout_logprobs=padded([r.rollout_logprobs for r in rollouts], 0.0, torch.float32),
     )
 
 
-def _truncated(rollouts: Sequence[Rollout]) -> list[bool]:
-    """Mark rows that hit the length limit, or belong to a conversation that did so in another row."""
+def _truncated(rollouts: Sequence[Rollout]) -> Tensor:
+    """(B,) bool: rows that hit the length limit, or belong to a conversation that did so in another row."""
     cut = [rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts]
     samples = {rollout.sample for rollout, is_cut in zip(rollouts, cut, strict=True) if is_cut}
-    return [
-        is_cut or (rollout.ends_in is not None and rollout.sample in samples)
-        for rollout, is_cut in zip(rollouts, cut, strict=True)
-    ]
+    earlier = [rollout.ends_in is not None and rollout.sample in samples for rollout in rollouts]
+    return torch.tensor(cut) | torch.tensor(earlier)
 
 
 def _turn_index(rollouts: Sequence[Rollout]) -> Tensor:
