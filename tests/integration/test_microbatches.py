@@ -29,7 +29,7 @@ from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.observability.metrics import MetricStore
 from burnish.trainers import microbatch
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.batching import build_batch, build_rewards, scored
+from burnish.trainers.rl.batching import build_batch, build_rewards, scored, with_parts
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.loop import RlRun
@@ -109,7 +109,7 @@ def ready_batch(run: RlRun, collected: Collected) -> Batch:
         ref_logprobs=logprobs + 0.3 * noise[1],
         turn_index=torch.where(batch.loss_mask, (torch.arange(logprobs.shape[1]) > 0).long(), -1),  # two turns
     )
-    outcome = build_rewards(rows, run.config.reward_weights)
+    outcome = with_parts(build_rewards(rows), rows, run.config.reward_weights)
     settings = run.config.algorithm
     return assign_advantages(batch, outcome, algorithm=settings, estimator=run.estimator, kl_coef=run.kl.coef)[0]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from burnish.errors import RewardError
 from burnish.rewards.combining import Weighted, combine, not_for_prompt, to_score, with_scores
 from burnish.rewards.outcome import Outcome, failure
-from burnish.trainers.rl.batching import build_rewards
+from burnish.trainers.rl.batching import build_rewards, with_parts
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, Score, Turn
 
 LABELS = ("a", "b", "c")
@@ -53,7 +53,8 @@ def test_what_is_left_of_a_group_was_scored_by_the_same_rewards(answers: list[tu
     assert len({frozenset(one.reward_parts) for one in scored}) <= 1
     if scored:
         group = RolloutGroup(Prompt("p", text="?"), 0, tuple(scored))
-        rewards = build_rewards([(group, one) for one in scored], dict.fromkeys(LABELS, 1.0))
+        rows = [(group, one) for one in scored]
+        rewards = with_parts(build_rewards(rows), rows, dict.fromkeys(LABELS, 1.0))
         assert rewards.parts_BC is not None
 
 

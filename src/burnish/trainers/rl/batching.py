@@ -91,30 +91,35 @@ def with_states(rewards: BatchRewards, rollouts: Sequence[Rollout]) -> BatchRewa
     return replace(rewards, observation_ids_BT=observation_ids_BT, history_ids_BT=history_ids_BT)
 
 
-def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: Mapping[str, float]) -> BatchRewards:
-    """Rewards of the rows. `weights` are the weights of the run's rewards by label, for estimators that treat each
-    reward separately."""
+def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]]) -> BatchRewards:
+    """Rewards of the rows."""
     rollouts = [rollout for _, rollout in rows]
-    dense_BT = greedy_B = parts_BC = weights_C = None
+    dense_BT = greedy_B = None
     if any(r.token_rewards is not None for r in rollouts):
         dense_BT = padded([_dense_row(r) for r in rollouts], 0.0, torch.float32)
     greedy = [group.greedy.reward for group, _ in rows if group.greedy is not None]
     # All rows or none: an estimator cannot use a baseline that some rows lack.
     if len(greedy) == len(rows) and None not in greedy:
         greedy_B = torch.tensor(greedy, dtype=torch.float32)
-    if weights:
-        weights_C = torch.tensor(list(weights.values()), dtype=torch.float32)
-        if _groups_have_equal_parts(rows, weights):
-            parts = [[r.reward_parts.get(label, 0.0) for label in weights] for r in rollouts]
-            parts_BC = torch.tensor(parts, dtype=torch.float32)
     return BatchRewards(
         scores_B=torch.tensor([r.reward for r in rollouts], dtype=torch.float32),
         dense_rewards_BT=dense_BT,
         greedy_scores_B=greedy_B,
-        parts_BC=parts_BC,
-        weights_C=weights_C,
         counted_B=_counted(rollouts) if any(r.branch for r in rollouts) else None,
     )
+
+
+def with_parts(
+    rewards: BatchRewards, rows: Sequence[tuple[RolloutGroup, Rollout]], weights: Mapping[str, float]
+) -> BatchRewards:
+    """The rewards with the weights of the run's rewards, by label, and what each has given these rows."""
+    if not weights:
+        return rewards
+    parts_BC = None
+    if _groups_have_equal_parts(rows, weights):
+        parts = [[rollout.reward_parts.get(label, 0.0) for label in weights] for _, rollout in rows]
+        parts_BC = torch.tensor(parts, dtype=torch.float32)
+    return replace(rewards, parts_BC=parts_BC, weights_C=torch.tensor(list(weights.values()), dtype=torch.float32))
 
 
 def _counted(rollouts: Sequence[Rollout]) -> Tensor:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from plain_samples import group_of, plain_rollout
 
-from burnish.trainers.rl.batching import build_batch, build_rewards, scored
+from burnish.trainers.rl.batching import build_batch, build_rewards, scored, with_parts
 from burnish.types import FinishReason, Rollout
 
 PAD = 0
@@ -54,7 +54,8 @@ def test_equal_prompts_stay_two_groups() -> None:
 
 def outcome_of(*rollouts: Rollout, greedy: Rollout | None = None, weights: dict[str, float] | None = None):
     group = group_of(*rollouts, greedy=greedy)
-    return build_rewards([(group, r) for r in rollouts], weights or {})
+    rows = [(group, r) for r in rollouts]
+    return with_parts(build_rewards(rows), rows, weights or {})
 
 
 def test_scores_and_nothing_else() -> None:

@@ -138,7 +138,7 @@ def test_states_are_what_the_environment_showed_last() -> None:
 def credit(rollouts: Sequence[Rollout], algorithm: AlgorithmConfig, batch: Batch | None = None, kl_coef: float = 0.0):  # type: ignore[no-untyped-def]
     estimator = resolve_estimator(algorithm.estimator)
     rows = [(RolloutGroup(Prompt(r.prompt_id, text="x"), r.group_id, ()), r) for r in rollouts]
-    rewards = build_rewards(rows, {})
+    rewards = build_rewards(rows)
     if "observation_ids_BT" in estimator.inputs:
         rewards = with_states(rewards, rollouts)
     batch = batch_of(rollouts) if batch is None else batch

@@ -20,7 +20,7 @@ from burnish.forward.batch import Batch, present
 from burnish.forward.scoring import response_mask
 from burnish.outside.plugins import calling_outside, is_outside
 from burnish.trainers.rl.algorithm import estimator_numbers
-from burnish.trainers.rl.batching import BatchRewards, build_rewards, with_states
+from burnish.trainers.rl.batching import BatchRewards, build_rewards, with_parts, with_states
 from burnish.trainers.rl.credit.by_domain import DomainCredit, Row
 from burnish.trainers.rl.credit.user_functions import checked_advantages
 from burnish.trainers.telemetry.moments import describe_advantages, describe_values
@@ -244,8 +244,9 @@ def credit_rows(
     rows: of the batch, in its order. The batch has what the algorithm needs: values, log-probabilities.
     domain_credit: None for a run without domains.
     """
-    reads_parts = not {"parts_BC", "weights_C"}.isdisjoint(estimator.inputs)
-    rewards = build_rewards(rows, config.reward_weights if reads_parts else {})
+    rewards = build_rewards(rows)
+    if not {"parts_BC", "weights_C"}.isdisjoint(estimator.inputs):
+        rewards = with_parts(rewards, rows, config.reward_weights)
     if not {"observation_ids_BT", "history_ids_BT"}.isdisjoint(estimator.inputs):
         rewards = with_states(rewards, [rollout for _, rollout in rows])
     if domain_credit is not None:

@@ -42,7 +42,7 @@ def rows_of(*groups: tuple[str, Sequence[float]], tokens: int = 2) -> Rows:
 
 def normalized(credit: DomainCredit, rows: Rows) -> list[float]:
     batch = build_batch([rollout for _, rollout in rows], pad_token_id=0, mask_truncated=False)
-    return [round(score, 4) for score in credit.normalized(build_rewards(rows, {}), batch, rows).scores_B.tolist()]
+    return [round(score, 4) for score in credit.normalized(build_rewards(rows), batch, rows).scores_B.tolist()]
 
 
 def test_scores_are_normalised_as_each_domain_asks() -> None:
@@ -140,5 +140,5 @@ def test_without_weights_nothing_changes() -> None:
     rows = rows_of(("a", (1.0, 0.0)))
     batch = build_batch([rollout for _, rollout in rows], pad_token_id=0, mask_truncated=False)
     assert credit_of(a={}).weighted(batch, rows) is batch
-    rewards = build_rewards(rows, {})
+    rewards = build_rewards(rows)
     assert credit_of(a={}).normalized(rewards, batch, rows) is rewards
