@@ -52,11 +52,8 @@ def assign_advantages(
     # Token-level estimators see dense rewards; the others see one score per sequence, which was clipped as a sum.
     dense_BT = rewards.dense_rewards_BT if estimator.token_level else None
     rewards_BT = shaping.token_rewards(scores_B, rewarded_BT, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
-    if kl_BT is not None:  # estimators of whole responses see the KL too: a score includes its tokens' KL, if any
-        with_kl_B = shaping.sequence_scores(rewards_BT, rewarded_BT)
-        scores_B = torch.where(rewarded_BT.any(dim=1), with_kl_B, scores_B)
-        if rewards.counted_B is not None:
-            scores_B = rewards.scores_B + _summed(scores_B - rewards.scores_B, rewards.counted_B)
+    if kl_BT is not None:
+        scores_B = _with_kl(rewards, rewards_BT, rewarded_BT)
     if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch, rewards, estimator)
         metrics |= reward_metrics
@@ -124,6 +121,14 @@ def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, M
         advantages_BT = shaping.clip_advantages(advantages_BT, limit=algorithm.advantage_clip)
     metrics |= describe_advantages(raw_BT, advantages_BT, mask)
     return batch.replace(advantages=advantages_BT), metrics | describe_values(batch)
+
+
+def _with_kl(rewards: BatchRewards, rewards_BT: Tensor, rewarded_BT: Tensor) -> Tensor:
+    """Scores for estimators of whole responses, which see the KL too: each includes its tokens' KL, if any."""
+    with_kl_B = torch.where(rewarded_BT.any(dim=1), shaping.sequence_scores(rewards_BT, rewarded_BT), rewards.scores_B)
+    if rewards.counted_B is None:
+        return with_kl_B
+    return rewards.scores_B + _summed(with_kl_B - rewards.scores_B, rewards.counted_B)
 
 
 def _clip(rewards: BatchRewards, limit: float) -> tuple[BatchRewards, dict[str, Metric]]:
@@ -195,13 +200,10 @@ def _estimate(
 
     ConfigError if a user's estimator fails, or returns something that is not advantages.
     """
-    if counted_B is not None and "old_logprobs_BT" in estimator.inputs and not estimator.token_level:
-        raise _of_several_rows(estimator)
-    whole = tensors if counted_B is None or estimator.token_level else _once(tensors, counted_B)
+    whole = tensors if counted_B is None or estimator.token_level else _once(estimator, tensors, counted_B)
     given = {name: tensor for name, tensor in whole.items() if tensor is not None}
     numbers = estimator_numbers(estimator, algorithm)
-    outside = is_outside(estimator.name)
-    result = _ask_outside(estimator, given, numbers) if outside else estimator(given, numbers)
+    result = _ask_outside(estimator, given, numbers) if is_outside(estimator.name) else estimator(given, numbers)
     if estimator.token_level:
         advantages_BT, returns_BT = result
         return advantages_BT, returns_BT
@@ -209,8 +211,15 @@ def _estimate(
     return shaping.spread(advantages_B, present(tensors["mask_BT"], "mask_BT")), None
 
 
-def _once(tensors: Mapping[str, Tensor | None], counted_B: Tensor) -> dict[str, Tensor | None]:
+def _once(estimator: Estimator, tensors: Mapping[str, Tensor | None], counted_B: Tensor) -> dict[str, Tensor | None]:
     """The tensors with only those rows that count for themselves, and the lengths of all that they count for."""
+    if "old_logprobs_BT" in estimator.inputs:
+        raise ConfigError(
+            f"the estimator {estimator.name!r} compares log-probabilities of whole responses, but some conversations "
+            "of this step are several rows",
+            remedy="use another estimator, or a chat template that leaves earlier turns as they are "
+            "(model.chat_template: keep_thinking)",
+        )
     rows = counted_B.unique()
     whole = {**tensors, "lengths_B": _summed(present(tensors["lengths_B"], "lengths_B"), counted_B)}
     return {n: t if t is None or n == "weights_C" else t[rows] for n, t in whole.items()}
@@ -260,12 +269,3 @@ def credit_rows(
         whiten=not config.whitens_minibatches,
     )
     return batch if domain_credit is None else domain_credit.weighted(batch, rows), metrics
-
-
-def _of_several_rows(estimator: Estimator) -> ConfigError:
-    return ConfigError(
-        f"the estimator {estimator.name!r} compares log-probabilities of whole responses, but some conversations of "
-        "this step are several rows",
-        remedy="use another estimator, or a chat template that leaves earlier turns as they are (model.chat_template: "
-        "keep_thinking)",
-    )
