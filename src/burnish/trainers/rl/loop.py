@@ -177,6 +177,7 @@ class RlRun(Training):
         than `algorithm.max_epoch_kl`. Returns the entropies of the first epoch, if rollouts are recorded."""
         config, optimization, objective = self.config, self.config.optimization, self.objective(self.kl.coef)
         minibatches, shuffle = optimization.minibatches, optimization.shuffle
+        skips, bound = config.algorithm.skip_zero_advantages, config.algorithm.max_epoch_kl
         warming_up = self.critic is not None and step <= config.critic.warmup_steps
         entropies: list[RowEntropies] = []
         unmoved = True  # the first update of a step starts from the weights that sampled
@@ -202,14 +203,13 @@ class RlRun(Training):
                     if not warming_up:
                         # Counted before rows without gradient are left out, which must not change the others' weight.
                         denominators = count_denominators(minibatch)
-                        part = with_gradient(minibatch) if config.algorithm.skip_zero_advantages else minibatch
+                        part = with_gradient(minibatch) if skips else minibatch
                         done = self.policy.update(part, objective, denominators=denominators, planned_step=planned)
                         # Before any update the ratio should be 1: a deviation is an error of the passes, not learning.
                         if unmoved and done.signals.ratio_deviation is not None:
                             metrics.add("policy/first_ratio_deviation", done.signals.ratio_deviation)
                             unmoved = False
-                        whole = part is minibatch
-                        metrics.merge(done.metrics if whole else with_left_out(done.metrics, part, minibatch))
+                        metrics.merge(with_left_out(done.metrics, part, minibatch) if skips else done.metrics)
                         metrics.add("policy/optimizer_steps", total(1))
                         moved = moved.merge(done.signals)
                         entropies += done.entropies
@@ -217,9 +217,7 @@ class RlRun(Training):
                         metrics.merge(critic_update().metrics)
                         metrics.add("critic/optimizer_steps", total(1))
             metrics.add("policy/epochs", total(1))
-            bound = config.algorithm.max_epoch_kl
-            approx_kl = None if moved.approx_kl is None else moved.approx_kl.result()
-            if bound is not None and approx_kl is not None and approx_kl > bound:
+            if bound is not None and moved.approx_kl is not None and (moved.approx_kl.result() or 0.0) > bound:
                 break
         return entropies
 
