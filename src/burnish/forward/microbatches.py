@@ -45,24 +45,21 @@ def microbatches_by_groups(
     responses. A single group may use all of the budget, because a group that is split reads its prompt again. A single
     row above the budget gets its own micro-batch, with `whole` a single group, because none is split.
     """
-    microbatches: list[list[int]] = [[]]
+    microbatches: list[list[int]] = []
     used = answered = 0
     shared = min(tokens_per_microbatch, max(tokens_per_microbatch // 2, shared_tokens))
     for group in sorted(groups, key=lambda rows: (-prompt_lengths[rows[0]], rows[0])):
         prompt, responses = prompt_lengths[group[0]], sum(lengths[row] for row in group)
-        is_full = used + prompt + responses > shared
+        is_full = not microbatches or used + prompt + responses > shared
         is_full |= shared_responses is not None and answered + responses > shared_responses
-        if is_full and microbatches[-1]:
-            microbatches.append([])
-            used = answered = 0
         pending = prompt  # what the prompt costs in this micro-batch, paid by its first row there
         for row in sorted(group, key=lambda row: (-lengths[row], row)):
-            if used + pending + lengths[row] > tokens_per_microbatch and microbatches[-1] and not whole:
+            if is_full or (used + pending + lengths[row] > tokens_per_microbatch and not whole):
                 microbatches.append([])
-                used, answered, pending = 0, 0, prompt
+                used, answered, pending, is_full = 0, 0, prompt, False
             microbatches[-1].append(row)
             used, answered, pending = used + pending + lengths[row], answered + lengths[row], 0
-    return [rows for rows in microbatches if rows]
+    return microbatches
 
 
 def position_ids(attention_mask_BS: Tensor) -> Tensor:
