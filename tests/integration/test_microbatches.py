@@ -129,7 +129,7 @@ def one_step(run: RlRun, batch: Batch, budget: int) -> Step:
 
 def budgets(batch: Batch) -> dict[int, int]:
     """Number of micro-batches to a token budget that cuts the rows into so many, each prompt read once."""
-    whole, groups = sum(batch.sequence_lengths()), batch.host.groups()
+    whole, groups = batch.num_tokens, batch.host.groups()
     prompts, lengths = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
     return {len(microbatches_by_groups(prompts, lengths, groups, budget)): budget for budget in range(1, whole + 1)}
 

@@ -62,6 +62,11 @@ class HostRows:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    @property
+    def lengths(self) -> Ints:
+        """(B,): tokens of each row, prompt and response together."""
+        return self.prompt_lengths + self.response_lengths
+
     def groups(self) -> list[list[int]]:
         """Row numbers of each distinct prompt, in the order in which the prompts first appear."""
         return list(rows_by(self.prompts.tolist()).values())
@@ -208,20 +213,14 @@ class Batch:
             return self
         return self._map(lambda _, tensor: upload(tensor, device))._with_host(self.host)
 
-    def sequence_lengths(self) -> list[int]:
-        """Tokens of each row, prompt and response together."""
-        return (self.host.prompt_lengths + self.host.response_lengths).tolist()
-
     @property
     def num_tokens(self) -> int:
         """Tokens of all rows, prompts and responses together, without padding."""
-        return int(self.host.prompt_lengths.sum() + self.host.response_lengths.sum())
+        return int(self.host.lengths.sum())
 
     def _map(self, function: Callable[[str, Tensor], Tensor]) -> Batch:
-        fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
-        return dataclasses.replace(
-            self, **{name: function(name, value) for name, value in fields if isinstance(value, Tensor)}
-        )
+        made = {name: function(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return dataclasses.replace(self, **made)  # type: ignore[arg-type]
 
     def _with_host(self, host: HostRows) -> Batch:
         self.__dict__["host"] = host  # where a cached property is kept

@@ -52,7 +52,7 @@ class NoisyTrunkRunner(TrunkRunner):
         if batch.noise_keys is None:
             yield
             return
-        keys, lengths, seen = batch.noise_keys.tolist(), batch.sequence_lengths(), []
+        keys, lengths, seen = batch.noise_keys.tolist(), batch.host.lengths.tolist(), []
 
         def add(_: nn.Module, __: object, embedded: Tensor) -> Tensor:
             rows = [row_noise(*row, embedded.shape[-1], self._alpha) for row in zip(keys, lengths, strict=True)]

@@ -74,8 +74,7 @@ class Packing:
     def pays(self) -> bool:
         """True if the packed row is clearly shorter than the padded rows (packing has a cost, too), or has a size that
         repeats, as the sizes of padded rows do not."""
-        lengths = self.rows.prompt_lengths + self.rows.response_lengths
-        return self.rounded or self.size < PAYS * len(lengths) * int(lengths.max())
+        return self.rounded or self.size < PAYS * len(self.rows) * int(self.rows.lengths.max())
 
     @cached_property
     def order(self) -> Ints:

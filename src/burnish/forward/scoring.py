@@ -86,10 +86,9 @@ class ResponsePositions:
     @staticmethod
     def of(batch: Batch, *, only_trained: bool = False) -> ResponsePositions:
         """Positions of all response tokens, or only of the tokens that are trained on."""
-        if only_trained:
-            return ResponsePositions.where(batch.host.loss_mask, batch.device)
         columns_T = np.arange(batch.response_tokens.shape[1])
-        return ResponsePositions.where(columns_T < batch.host.response_lengths[:, None], batch.device)
+        chosen_BT = batch.host.loss_mask if only_trained else columns_T < batch.host.response_lengths[:, None]
+        return ResponsePositions.where(chosen_BT, batch.device)
 
     @staticmethod
     def where(chosen_BT: Bools, device: torch.device) -> ResponsePositions:
@@ -146,7 +145,7 @@ def lay_out(batch: Batch) -> tuple[Tensor, Tensor]:
     Raises ValueError for an empty prompt (nothing predicts its first response token).
     """
     batch.host.check_prompts()
-    width = max(batch.sequence_lengths())
+    width = int(batch.host.lengths.max())
     columns_S = torch.arange(width, device=batch.device)
     mask_BS = columns_S < (batch.prompt_lengths + batch.response_lengths)[:, None]
     in_prompt_BS = columns_S < batch.prompt_lengths[:, None]
@@ -199,15 +198,13 @@ class TrunkRunner:
         if batch.pairs is not None:
             yield from self._whole_pairs(batch, batch.pairs, tokens_per_microbatch)
             return
-        for company in self._rules.groups(batch.sequence_lengths()):
+        for company in self._rules.groups(batch.host.lengths.tolist()):
             own = batch.host.select(np.array(company))
-            prompts, responses = own.prompt_lengths.tolist(), own.response_lengths.tolist()
             if self.packs:
+                prompts, responses = own.prompt_lengths.tolist(), own.response_lengths.tolist()
                 cuts = self._by_groups(prompts, responses, own.groups(), tokens_per_microbatch)
             else:
-                cuts = microbatches_by_tokens(
-                    list(map(sum, zip(prompts, responses, strict=True))), tokens_per_microbatch
-                )
+                cuts = microbatches_by_tokens(own.lengths.tolist(), tokens_per_microbatch)
             for cut in cuts:
                 rows = [company[row] for row in cut]
                 yield rows, batch.select(rows)
@@ -224,7 +221,7 @@ class TrunkRunner:
     def hidden(self, batch: Batch, positions: ResponsePositions) -> Tensor:
         """First output at these positions (the state *before* each token): hidden states (N, H) of a trunk, logits
         (N, V) of a whole model."""
-        companies = self._rules.groups(batch.sequence_lengths())
+        companies = self._rules.groups(batch.host.lengths.tolist())
         with nullcontext() if self._plain else embedding_gradient_in_place(self._model):
             if len(companies) == 1:
                 return self._pass(batch, positions)
@@ -245,7 +242,7 @@ class TrunkRunner:
 
     def _may_pack(self, batch: Batch) -> bool:
         """Return whether all rows are too short for a window, which packed rows and rows without a mask do not have."""
-        return self.packs and max(batch.sequence_lengths()) <= (self._rules.packed_up_to or math.inf)
+        return self.packs and int(batch.host.lengths.max()) <= (self._rules.packed_up_to or math.inf)
 
     def packed(self, batch: Batch, positions: ResponsePositions, packing: Packing | None = None) -> Tensor:
         """`hidden` with all rows packed, whether that pays or not; the model must have been set to packed attention."""
@@ -284,9 +281,8 @@ class TrunkRunner:
         if self._router is None or not torch.is_grad_enabled():
             return self._model(**inputs)[0]
         outputs = self._model(**inputs | {"output_router_logits": True})
-        states = outputs[0]
         self._router.add(outputs.router_logits, weights_BS())
-        return states
+        return outputs[0]
 
 
 class ResponseScorer(Rooted):

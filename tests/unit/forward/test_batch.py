@@ -33,7 +33,7 @@ def test_select_takes_the_order_asked_for_and_cuts_columns_that_no_row_needs() -
     assert picked.advantages is not None
     assert picked.advantages[0].tolist() == pytest.approx([0.2, 0.3])
     assert picked.group_ids.tolist() == [1, 0]
-    assert picked.sequence_lengths() == [3, 4]
+    assert picked.host.lengths.tolist() == [3, 4]
     assert picked.values is None
 
 
@@ -115,4 +115,4 @@ def test_a_batch_can_be_sent_while_its_host_rows_are_read() -> None:
     arrived = pickle.loads(pickle.dumps(meanwhile.batch))
     assert arrived.weights == "pickled"
     assert torch.equal(arrived.prompt_tokens, three_rows().prompt_tokens)
-    assert arrived.sequence_lengths() == [4, 3, 5]
+    assert arrived.host.lengths.tolist() == [4, 3, 5]
