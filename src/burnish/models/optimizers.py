@@ -50,6 +50,10 @@ class OptimizerSettings:
     steps_per_rate: int = 1
     first_step: int = 0
 
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"unknown schedule {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+
     @staticmethod
     def from_config(
         config: OptimizationConfig, *, total_steps: int, learning_rate: float | None = None, first_step: int = 0
@@ -81,10 +85,8 @@ class OptimizerSettings:
         Warm-up: peak (n + 1) / warmup_steps in the n-th change of the rate, so that none is wasted at 0. After that,
         (n - warmup_steps) / (changes - warmup_steps) runs from 0 to just below 1, and the rate falls from the peak
         towards its final fraction in a straight line (`linear`) or along half a cosine. Past total_steps it keeps its
-        final value. Raises ValueError for an unknown schedule.
+        final value.
         """
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"unknown schedule {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
         change, changes = step // self.steps_per_rate, self.total_steps // self.steps_per_rate
         if change < self.warmup_steps:
             return self.learning_rate * (change + 1) / self.warmup_steps
