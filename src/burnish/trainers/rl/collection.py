@@ -88,8 +88,7 @@ class Collector:
     def _describe(
         self, sampled: Sequence[RolloutGroup], kept: Sequence[RolloutGroup], wanted: Mapping[str, int]
     ) -> dict[str, Metric]:
-        fixed = all(domain.sampling.ignore_eos for domain in self.domains.by_name.values())
-        talk = self.config.conversation
+        talk, fixed = self.config.conversation, self.config.rollout.ignore_eos
         turn_limit = None if talk is None else talk.max_turn_tokens
         metrics = describe_groups(sampled, sum(wanted.values()) - len(kept), turn_limit, fixed_length=fixed)
         metrics |= describe_audits(sampled, [reward.log_label for reward in self.config.all_rewards if reward.audit])
