@@ -32,9 +32,8 @@ class NoisyTrunkRunner(TrunkRunner):
         super().__init__(model, **settled)
         self._alpha = alpha
 
-    def packed(self, batch: Batch, positions: ResponsePositions, packing: Packing | None = None) -> Tensor:
+    def packed(self, batch: Batch, positions: ResponsePositions, packing: Packing) -> Tensor:
         """See `TrunkRunner.packed`."""
-        packing = packing or Packing.of(batch.host)
         with self._noise(batch, partial(in_slots, packing)):
             return super().packed(batch, positions, packing)
 

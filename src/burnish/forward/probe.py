@@ -179,7 +179,7 @@ def _times_again(model: PreTrainedModel, batches: Sequence[Batch]) -> int:
             for batch in given:
                 _states_and_gradient(model, batch)
                 with torch.no_grad():
-                    TrunkRunner(model.base_model).packed(batch, ResponsePositions.of(batch))
+                    TrunkRunner(model.base_model).packed(batch, ResponsePositions.of(batch), Packing.of(batch.host))
         counts.append(times_compiled() - before)
     _, by_layer, by_length = counts
     return by_layer * (len(model.base_model.layers) - 1) + by_length
@@ -225,7 +225,7 @@ def _states_and_gradient(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, 
     together (frozen ones left out)."""
     weights = [weight for weight in model.base_model.layers[0].parameters() if weight.requires_grad]
     with torch.enable_grad():
-        states = TrunkRunner(model.base_model).packed(batch, ResponsePositions.of(batch))
+        states = TrunkRunner(model.base_model).packed(batch, ResponsePositions.of(batch), Packing.of(batch.host))
     return states.detach(), _gradient(states, weights)
 
 
@@ -243,7 +243,7 @@ def _gives_the_same(model: PreTrainedModel, batch: Batch) -> bool:
     weights = _first_weights(model) if tries_gradients else []
     with torch.set_grad_enabled(tries_gradients):
         try:
-            packed = runner.packed(batch, positions)
+            packed = runner.packed(batch, positions, Packing.of(batch.host))
             gradient = _gradient(packed, weights)
         except Exception:  # noqa: BLE001 boundary: models may raise anything; padded rows are always correct
             return False

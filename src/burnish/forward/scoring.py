@@ -244,9 +244,8 @@ class TrunkRunner:
         """Return whether all rows are too short for a window, which packed rows and rows without a mask do not have."""
         return self.packs and int(batch.host.lengths.max()) <= (self._rules.packed_up_to or math.inf)
 
-    def packed(self, batch: Batch, positions: ResponsePositions, packing: Packing | None = None) -> Tensor:
-        """`hidden` with all rows packed, whether that pays or not; the model must have been set to packed attention."""
-        packing = packing or Packing.of(batch.host)
+    def packed(self, batch: Batch, positions: ResponsePositions, packing: Packing) -> Tensor:
+        """`hidden` with all rows packed like this; the model must have been set to packed attention."""
         tokens_1S = packing.tokens(batch)
         inputs = plain_inputs(self._model, tokens_1S) | {
             "position_ids": packing.positions(batch.device),
