@@ -99,13 +99,9 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
     if attention.config.model_type == "qwen3":  # which normalises queries and keys; the other families do not
         query_SHD = _normed(kernels, query_SHD, attention.q_norm)
         key_SKD = _normed(kernels, key_SKD, attention.k_norm)
-    seen_SHD = attention_kernels(states_SX.dtype).attend(
-        kernels.rotate(query_SHD, cosine_SD, sine_SD),
-        kernels.rotate(key_SKD, cosine_SD, sine_SD),
-        value_SKD,
-        packed.kernel_groups,
-        attention.scaling,
-    )
+    query_SHD, key_SKD = (kernels.rotate(each, cosine_SD, sine_SD) for each in (query_SHD, key_SKD))
+    attend = attention_kernels(states_SX.dtype).attend
+    seen_SHD = attend(query_SHD, key_SKD, value_SKD, packed.kernel_groups, attention.scaling)
     norm = layer.post_attention_layernorm
     states_SX, normed_SX = kernels.normalise(
         states_SX, attention.o_proj(seen_SHD.flatten(1)), norm.weight, norm.variance_epsilon
