@@ -74,12 +74,11 @@ def own_layers(model: nn.Module, *, instead_of: type[FasterLayer] = FasterLayer)
 class KernelLayer(FasterLayer):
     """A layer with kernels in C."""
 
-    def forward(self, hidden_states: Tensor, *given: object, packed: object = None, **others: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *given: object, **others: Any) -> Tensor:
         """The layer's own pass, except for rows packed for a CPU."""
+        packed = others.get("packed")
         if isinstance(packed, MergedAttention):
             return _packed_forward(self, hidden_states[0], packed, others["position_embeddings"])
-        if packed is not None:
-            others["packed"] = packed
         own: Tensor = super().forward(hidden_states, *given, **others)  # type: ignore[misc]
         return own
 
