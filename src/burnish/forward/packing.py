@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -37,13 +36,15 @@ PAYS = 0.85
 class Packing:
     """Layout of a micro-batch: the slots of each of its sequences in the packed row. All on the host.
 
-    rows: what is packed; groups: row numbers of each distinct prompt; prompt_starts (G,), prompt_lengths (G,): slots of
-    the prompts; response_starts (B,), response_lengths (B,): slots of the responses, by row of the batch; padding:
-    slots at the end that belong to no row; rounded: whether sizes repeat.
+    rows: what is packed; groups: row numbers of each distinct prompt; order (B,): row numbers in the order in which
+    their responses are packed; prompt_starts (G,), prompt_lengths (G,): slots of the prompts; response_starts (B,),
+    response_lengths (B,): slots of the responses, by row of the batch; padding: slots at the end that belong to no
+    row; rounded: whether sizes repeat.
     """
 
     rows: HostRows
     groups: Sequence[Sequence[int]]
+    order: Ints
     prompt_starts: Ints
     prompt_lengths: Ints
     response_starts: Ints
@@ -56,14 +57,16 @@ class Packing:
         """`rounded`: with as much padding as makes sizes repeat. Raises ValueError for an empty prompt."""
         rows.check_prompts()
         groups = rows.groups()
+        order = np.concatenate([np.asarray(group, dtype=np.int64) for group in groups])
         prompt_lengths = rows.prompt_lengths[[group[0] for group in groups]]
         response_lengths = np.maximum(rows.response_lengths - 1, 0)
-        order = [row for group in groups for row in group]
         response_starts = np.empty_like(response_lengths)
         response_starts[order] = _starts(response_lengths[order]) + prompt_lengths.sum()
         prompt_starts, used = _starts(prompt_lengths), int(prompt_lengths.sum() + response_lengths.sum())
         padding = rounded_up(used) - used if rounded else 0
-        return Packing(rows, groups, prompt_starts, prompt_lengths, response_starts, response_lengths, padding, rounded)
+        return Packing(
+            rows, groups, order, prompt_starts, prompt_lengths, response_starts, response_lengths, padding, rounded
+        )
 
     @property
     def size(self) -> int:
@@ -75,11 +78,6 @@ class Packing:
         """True if the packed row is clearly shorter than the padded rows (packing has a cost, too), or has a size that
         repeats, as the sizes of padded rows do not."""
         return self.rounded or self.size < PAYS * len(self.rows) * int(self.rows.lengths.max())
-
-    @cached_property
-    def order(self) -> Ints:
-        """Row numbers in the order in which their responses are packed."""
-        return np.concatenate([np.asarray(group, dtype=np.int64) for group in self.groups])
 
     def tokens(self, batch: Batch) -> Tensor:
         """(1, S) int64 on the batch's device."""
