@@ -285,8 +285,8 @@ class _ChunkedTokenScores(torch.autograd.Function):
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         ctx.weight = weight_VH  # the very leaf: its .grad is written when accumulate_in_place
-        kept = (hidden_NH, bias_V, targets_N, log_normalizer_R, entropy_N)
-        ctx.save_for_backward(*kept)  # type: ignore[arg-type]  # its stub does not know that None is allowed
+        # Its stub does not know that None is allowed.
+        ctx.save_for_backward(hidden_NH, bias_V, targets_N, log_normalizer_R, entropy_N)  # type: ignore[arg-type]
         if not plan.entropy:
             ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
