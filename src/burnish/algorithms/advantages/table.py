@@ -55,10 +55,10 @@ class Estimator(Formula):
         """True if it works on token rewards and returns `(advantages_BT, returns_BT)`, not `advantages_B`."""
         return "token_rewards_BT" in self.inputs
 
-    def __call__(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> Any:
+    def __call__(self, tensors: Mapping[str, Tensor | None], options: Mapping[str, object]) -> Any:
         """Call the function with the `tensors` that its parameters name, and with `options`. A parameter with a default
         is None if there is no such tensor."""
-        missing = [name for name in self.inputs if name not in tensors and name not in self.optional_inputs]
+        missing = [name for name in self.inputs if tensors.get(name) is None and name not in self.optional_inputs]
         if missing:
             raise ConfigError(f"estimator {self.name!r} needs {missing[0]}", remedy="pass it, or choose another one")
         self.check_options(options)

@@ -200,8 +200,7 @@ def _estimate(
 
     ConfigError if a user's estimator fails, or returns something that is not advantages.
     """
-    whole = tensors if counted_B is None or estimator.token_level else _once(estimator, tensors, counted_B)
-    given = {name: tensor for name, tensor in whole.items() if tensor is not None}
+    given = tensors if counted_B is None or estimator.token_level else _once(estimator, tensors, counted_B)
     numbers = estimator_numbers(estimator, algorithm)
     result = _ask_outside(estimator, given, numbers) if is_outside(estimator.name) else estimator(given, numbers)
     if estimator.token_level:
@@ -230,12 +229,12 @@ def _summed(numbers_B: Tensor, counted_B: Tensor) -> Tensor:
     return torch.zeros_like(numbers_B).index_add(0, counted_B, numbers_B)[counted_B]
 
 
-def _ask_outside(estimator: Estimator, given: Mapping[str, Tensor], numbers: Mapping[str, object]) -> Any:
+def _ask_outside(estimator: Estimator, given: Mapping[str, Tensor | None], numbers: Mapping[str, object]) -> Any:
     """Call a user's estimator, and check what it returns."""
     with calling_outside(f"algorithm.estimator {estimator.name!r}", ConfigError):
         result = estimator(given, numbers)
-    token_level = estimator.token_level
-    advantages, returns_BT = checked_advantages(result, given["mask_BT"], name=estimator.name, token_level=token_level)
+    mask_BT, token_level = present(given["mask_BT"], "mask_BT"), estimator.token_level
+    advantages, returns_BT = checked_advantages(result, mask_BT, name=estimator.name, token_level=token_level)
     return (advantages, returns_BT) if token_level else advantages
 
 
