@@ -9,7 +9,7 @@ vocabulary of 32,000 this is as much work as a layer, in every micro-batch; here
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +66,7 @@ class _GatherRows(torch.autograd.Function):
         return add_rows(grad_NX.new_zeros(ctx.shape), index_N, grad_NX), None
 
 
-@contextmanager
-def embedding_gradient_in_place(model: PreTrainedModel) -> Iterator[None]:
+def embedding_gradient_in_place(model: PreTrainedModel) -> AbstractContextManager[object]:
     """Forward passes inside add the gradient of `model`'s input embedding straight into `weight.grad`, row by row, when
     their backward pass runs; `torch.autograd.grad` for the weight then sees nothing.
 
@@ -75,11 +74,9 @@ def embedding_gradient_in_place(model: PreTrainedModel) -> Iterator[None]:
     pass.
     """
     embedding = model.get_input_embeddings()
-    if not (torch.is_grad_enabled() and _is_plain(embedding)):
-        yield
-        return
-    with embedding.register_forward_hook(_looked_up):
-        yield
+    if torch.is_grad_enabled() and _is_plain(embedding):
+        return embedding.register_forward_hook(_looked_up)
+    return nullcontext()
 
 
 def _is_plain(embedding: nn.Module) -> bool:
