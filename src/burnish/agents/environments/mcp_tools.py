@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from burnish.agents.tools.calls import ToolError
+from burnish.agents.tools.checking import function_of
 from burnish.config.secrets import hidden_name, masked_command
 from burnish.errors import ConfigError, needing
 from burnish.outside.supervise import tied
@@ -151,16 +152,16 @@ class McpTools:
             raise connection.unusable(f"it did not list its tools within {seconds:g} s") from None
         except Exception as error:  # boundary: the SDK has many ways to fail
             raise connection.unusable(_reason(error)) from error
-        for schema in schemas:
-            name = schema["function"]["name"]  # type: ignore[index,call-overload]
-            other = self._owners.setdefault(str(name), connection)
+        names = tuple(str(function_of(schema)["name"]) for schema in schemas)
+        for name in names:
+            other = self._owners.setdefault(name, connection)
             if other is not connection:
                 raise ConfigError(
                     f"two MCP servers have a tool named {name!r}: {other.name} and {connection.name}",
                     remedy="leave one of them out: a model calls tools by this name alone",
                 )
         self.schemas += tuple(schemas)
-        self.names += (tuple(str(schema["function"]["name"]) for schema in schemas),)  # type: ignore[index,call-overload]
+        self.names += (names,)
 
 
 class _Connection:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from burnish.agents.tools.calculator import calculator
 from burnish.agents.tools.schema import schema_of
 from burnish.errors import ConfigError
-from burnish.outside.plugins import find_member, is_outside
+from burnish.outside.plugins import find_member
 from burnish.types import Json
 from burnish.words import did_you_mean
 
@@ -49,7 +49,7 @@ def _load(entry: str, where: str) -> LoadedTool:
     place, _, name = entry.rpartition(":")
     if entry in BUILT_INS:
         name, function = entry, BUILT_INS[entry]
-    elif is_outside(entry) and place and name:
+    elif place and name:
         function = _function(place, name, f"{where} has {entry!r}")
     else:
         known = [*BUILT_INS, "python", "mcp"]  # the last two are served, not loaded

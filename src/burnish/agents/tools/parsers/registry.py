@@ -13,7 +13,7 @@ from burnish.agents.tools.parsers.tagged import Hermes, QwenXml
 from burnish.agents.tools.parsers.whole_turn import LlamaJson, Pythonic
 from burnish.agents.tools.schema import schema_of
 from burnish.errors import ConfigError, RolloutError
-from burnish.outside.plugins import calling_outside, find_class, is_outside
+from burnish.outside.plugins import calling_outside, find_class
 from burnish.types import Json
 from burnish.words import did_you_mean
 
@@ -61,7 +61,7 @@ def find_parser(name: str) -> ToolParser:
     if name in BUILT_INS:
         return BUILT_INS[name]
     place, _, class_name = name.rpartition(":")
-    if not (is_outside(name) and place and class_name):
+    if not (place and class_name):
         known = [AUTO, *BUILT_INS]
         ways = f"use {', '.join(known)}, path/to/file.py:Class or package.module:Class"
         raise ConfigError(
