@@ -85,8 +85,8 @@ def _read(folder: Path, name: str) -> RecordedRun:
 def differing_fields(runs: Sequence[RecordedRun]) -> list[str]:
     """Fields, set by more than a preset, in which the runs differ and that may affect what is measured."""
     own = dict.fromkeys(field for run in runs for field in run.departures)
-    named = [field for field in own if not field.startswith(tuple(f"{name}." for name in _SAME_RESULT))]
-    return [field for field in named if field not in _SAME_RESULT and len(split_by(runs, [field])) > 1]
+    named = [field for field in own if field.partition(".")[0] not in _SAME_RESULT]
+    return [field for field in named if len(split_by(runs, [field])) > 1]
 
 
 def without_repetition(runs: Sequence[RecordedRun], fields: Sequence[str]) -> tuple[list[str], list[str]]:
