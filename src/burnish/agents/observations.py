@@ -155,18 +155,17 @@ class ObservationFormat:
     ) -> Iterator[tuple[str, bool]]:
         """Split the template's text for the messages into pieces; True marks a piece that is content."""
         begin, end = marks(messages)
-        marked = [replace(message, content=begin + message.content + end) for message in messages]
-        text, plain = self._turn(marked, calls, where)[2], self._turn(messages, calls, where)[2]
-        if text.replace(begin, "").replace(end, "") != plain:
-            # Most templates that change a content remove the white space around it.
-            marked = [replace(message, content=begin + message.content.strip() + end) for message in messages]
+        plain = self._turn(messages, calls, where)[2]
+        # Most templates that change a content remove the white space around it.
+        for contents in ([m.content for m in messages], [m.content.strip() for m in messages]):
+            marked = [replace(m, content=begin + content + end) for m, content in zip(messages, contents, strict=True)]
             text = self._turn(marked, calls, where)[2]
-            if text.replace(begin, "").replace(end, "") != plain:
-                raise DataError(
-                    f"{where}: the chat template changes what tools or environments answer",
-                    remedy="set model.chat_template to one that writes the contents of messages as they are",
-                )
-        return pieces(text, begin, end)
+            if text.replace(begin, "").replace(end, "") == plain:
+                return pieces(text, begin, end)
+        raise DataError(
+            f"{where}: the chat template changes what tools or environments answer",
+            remedy="set model.chat_template to one that writes the contents of messages as they are",
+        )
 
     def _turn(
         self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str

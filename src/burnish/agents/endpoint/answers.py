@@ -145,9 +145,7 @@ def token_texts(asked: TurnRequest, said: Said, text: Callable[[int], str]) -> t
     form."""
     if not asked.wish.logprobs or (isinstance(asked, TokenRequest) and not asked.as_text):
         return ()
-    if asked.wish.names_ids:
-        return tuple(map(_name_of, said.tokens))
-    return tuple(map(text, said.tokens))
+    return tuple(map(_name_of if asked.wish.names_ids else text, said.tokens))
 
 
 def prompt_body(tokens: Sequence[int], scores: PromptScores, text: Callable[[int], str]) -> list[Body | None]:
