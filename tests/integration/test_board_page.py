@@ -135,6 +135,26 @@ def test_two_seeds_become_a_band_and_one_prompt_is_seen_in_both(page: Any, url: 
     page.wait_for_selector(".over button:has-text('9: 0.5')")
 
 
+def test_a_run_grows_on_a_narrow_page_and_its_fork_is_a_branch(page: Any, tmp_path: Path) -> None:
+    first, fork = tmp_path / "first", tmp_path / "fork"
+    rows = [{"step": step, "reward/mean": step / 9} for step in range(1, 11)]
+    write_rows(first, *rows[:9])
+    write_rows(fork, *rows[:5], *({**row, "reward/mean": 2.0} for row in rows[5:]))
+    origin = {"starts": [{"started": "2026-11-30"}], "forked_from": {"run": str(first), "step": 5}}
+    (fork / "environment.json").write_text(json.dumps(origin))
+    page.set_viewport_size({"width": 360, "height": 700})
+    with served(lambda ended: application(Board(Runs.below([str(tmp_path)])), ended=ended)) as listener:
+        page.goto(f"{url_of(listener, '127.0.0.1')}/#run=first&run=fork")
+        page.wait_for_selector(".chart canvas")
+        lines = "() => [...state.drawn.values()][0].lines.map((line) => line.steps.join())"
+        assert page.evaluate(lines) == ["1,2,3,4,5,6,7,8,9", "5,6,7,8,9,10"]
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        write_rows(first, *rows)
+        page.wait_for_function("() => [...state.drawn.values()][0].lines[0].steps.at(-1) === 10")
+        page.goto(f"{url_of(listener, '127.0.0.1')}/#run=fork")
+        page.wait_for_selector(f"#facts:has-text('forked from {first} at step 5')")
+
+
 def test_runs_are_ordered_by_score_and_overlaid_together(page: Any, url: str) -> None:
     page.goto(url)
     for heading, best in (("score", "second"), ("run", "first")):

@@ -74,7 +74,8 @@ class RunSummary(TypedDict):
 
 
 class RunHead(TypedDict):
-    """Facts about a run that do not change while it trains."""
+    """Facts about a run that do not change while it trains. forked_from, forked_at: folder and step of the run that it
+    was forked from; empty and 0 for others."""
 
     folder: str
     kind: str
@@ -82,6 +83,8 @@ class RunHead(TypedDict):
     model: str
     data: str
     began: str
+    forked_from: str
+    forked_at: int
     family: str
 
 
@@ -160,13 +163,16 @@ class WatchedRun:
         parts = (values.get(path) for path in _ALGORITHM)
         named = values.get("algorithm.preset") or " · ".join(str(part) for part in parts if part)
         train = [str(value) for path, value in values.items() if _names_training_data(path) and value]
+        began, forked_from, forked_at = _origin(self.folder / _ENVIRONMENT_FILE)
         return {
             "folder": str(self.folder),
             "kind": kind_of_data(dict(data)) if data else USUAL if self.index.files() else "",
             "algorithm": str(named),
             "model": str(values.get("model.path") or ""),
             "data": ", ".join(dict.fromkeys(train)),
-            "began": _began(self.folder / _ENVIRONMENT_FILE),
+            "began": began,
+            "forked_from": forked_from,
+            "forked_at": forked_at,
             "family": family if alike else "",
         }
 
@@ -279,8 +285,12 @@ def _holder(lock_file: Path) -> dict[str, Json]:
     return content if isinstance(content, dict) else {}
 
 
-def _began(environment_file: Path) -> str:
+def _origin(environment_file: Path) -> tuple[str, str, int]:
+    """When a run began, and the folder and step of the run that it was forked from."""
     try:
-        return str(read_json(environment_file)["starts"][0]["started"])
-    except (UnreadableError, KeyError, IndexError, TypeError):
-        return ""
+        environment = read_json(environment_file)
+        origin = environment.get("forked_from")
+        began = str(environment["starts"][0]["started"])
+        return (began, str(Path(origin["run"]).resolve()), int(origin["step"])) if origin else (began, "", 0)
+    except (UnreadableError, KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return "", "", 0

@@ -189,7 +189,8 @@ function drawHead() {
   document.title = `${$("title").textContent} · burnish`;
   const fact = (name, value) => (value ? make("span", {}, `${name} `, make("b", {}, value)) : null);
   const facts = one ? [fact("folder", one.head?.folder), fact(one.head?.kind, one.head?.algorithm || " "), fact("model", one.head?.model), fact("data", one.head?.data),
-    fact("step", `${one.step.toLocaleString("en")}${one.total ? ` of ${one.total.toLocaleString("en")}` : ""}`), fact("began", one.head?.began.replace("T", " ").slice(0, 16))]
+    fact("step", `${one.step.toLocaleString("en")}${one.total ? ` of ${one.total.toLocaleString("en")}` : ""}`), fact("began", one.head?.began.replace("T", " ").slice(0, 16)),
+    fact("forked from", one.head?.forked_from && `${one.head.forked_from} at step ${one.head.forked_at}`)]
     : [...chosen.slice(0, MOST_NAMES).map((run) => make("span", {}, run.name)), fact("and", chosen.length > MOST_NAMES && `${chosen.length - MOST_NAMES} more`)];
   $("facts").replaceChildren(...facts.filter(Boolean));
   $("tiles").replaceChildren(...(one ? tilesOf(one) : []));
@@ -221,7 +222,7 @@ function drawControl(run) {
 
 // ---- curves of the chosen runs
 
-const chosenRuns = () => state.chosen.map((name) => ({ name, colour: runs.get(name).colour, family: runs.get(name).head?.family }));
+const chosenRuns = () => state.chosen.map((name) => ({ name, colour: runs.get(name).colour, ...runs.get(name).head }));
 
 async function loadRuns(show) {
   const names = state.chosen;

@@ -42,19 +42,25 @@ function families(runs) {
   return [...found.values()];
 }
 
+function ownPart(run, runs, part) {
+  // Of a fork beside the run that it left only the steps of its own, from the one that both have.
+  const shared = runs.some(({ folder }) => folder && folder === run.forked_from) ? part.steps.findIndex((step) => step >= run.forked_at) : 0;
+  return shared > 0 ? { ...part, forked: true, steps: part.steps.slice(shared), x: part.x.slice(shared), y: part.y.slice(shared) } : part;
+}
+
 function linesOf(spec, runs, points) {
   // Lines to draw: of each family a mean with its band, or of each run and metric one line.
   const several = runs.length > 1, lines = [];
   for (const members of families(runs)) {
     spec.lines.forEach((line, k) => {
-      const parts = members.map((run) => points[run.name]?.[line.metric]).filter((part) => part?.x.length);
+      const parts = members.filter((run) => points[run.name]?.[line.metric]?.x.length).map((run) => ownPart(run, runs, points[run.name][line.metric]));
       if (!parts.length) return;
       const name = members.length > 1 ? `${members[0].name} and ${members.length - 1} more ${members.length > 2 ? "seeds" : "seed"}` : members[0].name;
       const common = { metric: line.metric, right: line.right, run: members[0].name, colour: several ? members[0].colour : k,
         dash: several ? DASHES[k % DASHES.length] : line.dashed ? DASHES[1] : DASHES[Math.floor(k / COLOURS) % DASHES.length],
         label: several ? (spec.lines.length > 1 ? `${name}: ${line.label}` : name) : line.label };
       if (parts.length === 1) {
-        lines.push({ ...common, x: parts[0].x.map(placeOf), y: parts[0].y, steps: parts[0].steps });
+        lines.push({ ...common, forked: parts[0].forked, x: parts[0].x.map(placeOf), y: parts[0].y, steps: parts[0].steps });
         return;
       }
       const xs = [...new Set(parts.flatMap((part) => part.x))].sort((a, b) => a - b);
@@ -154,7 +160,7 @@ class CurveChart {
       }
       if (smooth) add(line, line.y, { stroke: `color-mix(in srgb, ${colour} 30%, transparent)`, width: 1, points: { show: false }, silent: true });
       line.at = add(line, smooth ? smoothed(line.y, drawing.smoothing) : line.y, { stroke: colour, width: this.spec.stack ? 1 : 1.8, dash: this.spec.stack ? [] : line.dash,
-        fill: this.spec.stack ? `color-mix(in srgb, ${colour} 72%, ${css("--card")})` : undefined, points: line.dots ? { show: true, size: 4, stroke: "transparent", fill: `color-mix(in srgb, ${colour} 40%, transparent)` } : { show: !this.spec.stack && line.x.length < 40, size: 4, fill: colour } });
+        fill: this.spec.stack ? `color-mix(in srgb, ${colour} 72%, ${css("--card")})` : undefined, points: line.dots ? { show: true, size: 4, stroke: "transparent", fill: `color-mix(in srgb, ${colour} 40%, transparent)` } : line.forked ? { show: true, size: 9, fill: colour, filter: (u, k) => [u.data[k].findIndex((y) => y !== null && y !== undefined)] } : { show: !this.spec.stack && line.x.length < 40, size: 4, fill: colour } });
     }
     const data = ordered.some((line) => line.dots) ? side(columns) : uPlot.join(columns);
     const hasRight = this.lines.some((line) => line.right);
@@ -280,6 +286,7 @@ class CurveChart {
       const ys = drawing.smoothing > 0 && !this.spec.stack ? smoothed(line.y, drawing.smoothing) : line.y;
       if (line.low) svg.append(draw("polygon", { points: [...path(line.high), ...path(line.low).reverse()].join(" "), fill: colour, "fill-opacity": 0.18, "clip-path": "url(#inside)" }));
       svg.append(draw("polyline", { points: path(ys).join(" "), fill: "none", stroke: colour, "stroke-width": 1.8, "stroke-dasharray": line.dash.join(" "), "clip-path": "url(#inside)" }));
+      if (line.forked) svg.append(draw("circle", { cx: X(line.x[0]), cy: y(ys[0]), r: 4.5, fill: colour, "clip-path": "url(#inside)" }));
       svg.append(draw("rect", { x: left + (i % 3) * 210, y: 33 + 18 * Math.floor(i / 3), width: 12, height: 4, fill: colour }), draw("text", { x: left + 18 + (i % 3) * 210, y: 40 + 18 * Math.floor(i / 3), fill: css("--ink") }, line.label.slice(0, 34)));
     });
     return svg;
