@@ -13,7 +13,6 @@ from burnish.cli.tables import WIDE, show_table
 from burnish.config import names
 from burnish.config.presets import PRESETS, RM_PRESETS, Preset
 from burnish.errors import ConfigError
-from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from burnish.algorithms.registry import Formula
@@ -35,11 +34,11 @@ def show_algorithms(name: Name = None) -> None:
     console = Console()
     if name is None:
         return _table(console)
-    asked, name = name, names.ALIASES.get(name, name)
+    if names.ALIASES.get(name) in PRESETS:
+        name = names.ALIASES[name]
     known = dict.fromkeys((*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES, *names.PAIR_LOSSES))
     if name not in known:
-        remedy = suggestion(name, known) if name == asked else f"set algorithm.mismatch_correction: {name}"
-        raise ConfigError(f"there is no algorithm called {asked!r}", remedy=remedy)
+        raise ConfigError(f"there is no algorithm called {name!r}", remedy=names.suggested(name, known))
     if name in PRESETS:
         _preset(PRESETS[name], console)
         if name in RM_PRESETS:

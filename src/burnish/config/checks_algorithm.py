@@ -46,7 +46,7 @@ def _names(algorithm: AlgorithmConfig) -> Iterator[Problem]:
     ):
         outside = field != "preset" and is_function_name(value)
         if value not in known and not outside:
-            remedy = suggestion(value, known)
+            remedy = names.suggested(value, known)
             if field != "preset":
                 remedy += ", or package.module:function, or path/to/file.py:function"
             yield Problem(f"algorithm.{field}", f"{value!r} is not known", remedy)

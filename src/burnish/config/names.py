@@ -5,8 +5,10 @@ A test checks that the first three tables agree with the tables and signatures o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeGuard
+
+from burnish.words import suggestion
 
 KEEP_THINKING = "keep_thinking"
 """Value of `model.chat_template`: the tokenizer's own, changed to keep the thinking of earlier turns."""
@@ -83,6 +85,17 @@ LOSS_WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {"dppo": {"divergence"
 
 ALIASES: Mapping[str, str] = {"dro": "kimi", "icepop": "token_mask", "seq-mask-tis": "sequence_mask_mean"}
 """Names that other systems give to a loss or a correction which has another name here."""
+
+
+_NO_PRESET = {name: f"set algorithm.mismatch_correction: {ALIASES[name]}" for name in ("icepop", "seq-mask-tis")} | {
+    "dro": "it is called kimi here",
+    "bnpo": "its mean over a micro-batch lets memory decide the gradient: use dapo, the mean over a step's tokens",
+}
+
+
+def suggested(name: str, known: Collection[str]) -> str:
+    """The remedy for a name that is no algorithm here, though it may be one elsewhere."""
+    return _NO_PRESET.get(name) or suggestion(name, known)
 
 
 def own_name(name: object) -> object:

@@ -199,3 +199,5 @@ def test_names_of_other_systems_become_ours(word: str, field: str, own: str) -> 
     bounds = ["algorithm.clip_low=null", "algorithm.clip_high=null"] if field == "loss" else []
     config = load_run_data(RUNS["rl"], [f"algorithm.{field}={word}", *bounds], "rl").config
     assert vars(config.algorithm)[field] == own  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=rf"'{word}' is not known\n.*{own}"):
+        load_run_data(RUNS["rl"], [f"algorithm={word}"], "rl")
