@@ -73,13 +73,11 @@ def held_out(rows: list[dict[str, float]]) -> list[float]:
 
 def test_asking_a_calculator_is_learned_in_twenty_steps(briefly_taught_calculator: Train) -> None:
     rows = held_out(briefly_taught_calculator("rl", "steps=20"))
-    print(rows)
     assert rows[-1] >= rows[0] + 0.2
 
 
 def test_a_calculator_is_asked_for_the_right_product(calculator: Train) -> None:
     rows = calculator("rl")
-    print(held_out(rows))
     assert held_out(rows)[0] <= 0.5
     assert held_out(rows)[-1] >= 0.95
     assert rows[-1]["eval/conversation/called_fraction"] >= 0.95
@@ -87,27 +85,22 @@ def test_a_calculator_is_asked_for_the_right_product(calculator: Train) -> None:
 
 def test_without_the_calculator_and_with_advantages_that_say_nothing_it_is_not_learned(calculator: Train) -> None:
     without, shuffled = held_out(calculator("without")), held_out(calculator("shuffled"))
-    print(without, shuffled)
     assert without[-1] < 0.3
     assert shuffled[-1] < shuffled[0] + 0.1
 
 
 def test_a_number_is_found_in_five_guesses(game: Train) -> None:
     rows = held_out(game("rl"))
-    print(rows)
     assert rows[0] <= 0.65
     assert rows[-1] >= 0.9
 
 
 def test_without_hints_a_number_is_found_by_luck_alone(game: Train) -> None:
     """Five of sixteen numbers, give or take what 300 games happen to ask."""
-    rows = held_out(game("blind"))
-    print(rows)
-    assert rows[-1] <= 0.35
+    assert held_out(game("blind"))[-1] <= 0.35
 
 
 def test_python_is_asked_what_was_meant(python_tool: Train) -> None:
     rows = held_out(python_tool("rl"))
-    print(rows)
     assert rows[0] <= 0.5
     assert rows[-1] >= 0.9

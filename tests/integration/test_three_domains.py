@@ -61,7 +61,6 @@ def calm(words: tuple[str, ...], task: Path, commands: Any) -> Path:
 def test_every_domain_learns_and_none_pays_for_it(calm: Path) -> None:
     first, last = rows_of(calm)[0], rows_of(calm)[-1]
     before, after = ({name: row[f"eval/domain/{name}/accuracy"] for name in SHARES} for row in (first, last))
-    print({"before": before, "after": after})
     gains = {name: after[name] - before[name] for name in SHARES}
     assert sum(gains.values()) / len(gains) >= 0.15
     assert min(gains.values()) >= -0.03
@@ -93,7 +92,6 @@ def test_a_kill_at_any_step_changes_no_bit(
     config = load_run_file(EXAMPLE / "rl.yaml").config
     assert config.checkpoint.every_steps is not None
     step = random.randrange(config.checkpoint.every_steps + 1, config.steps)
-    print({"killed after step": step})
     folder = task / "killed"
     metrics = folder / "metrics.jsonl"
     command = commands.start(*words, f"output={folder}")

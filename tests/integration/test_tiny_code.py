@@ -89,8 +89,6 @@ def test_the_sandbox_teaches_to_write_functions_and_the_exit_status_to_cheat(
     }
     part = "eval/part/code"
     held_out = {folder: [row[part] for row in rows_of(folder) if part in row] for folder in steps}
-    for folder in steps:
-        print(folder.name, {"held out": held_out[folder], "cheating": cheats[folder]})
     assert 0.2 <= held_out[solved][0] <= 0.4
     assert held_out[solved][-1] >= 0.85  # 0.885 was measured
     assert 0 < cheats[solved][0] < 0.1  # found by chance, and worth nothing here

@@ -19,8 +19,7 @@ ASSISTANT = {"role": "assistant", "content": "A"}
 @pytest.fixture
 def load(jsonl, chat_tokenizer):
     def _load(*rows: dict, tokenizer=chat_tokenizer, options: dict | None = None, **fields: object) -> PromptSet:
-        source = DataSource(path=jsonl(*rows), **fields)
-        return load_prompts([source], tokenizer=tokenizer, **(options or {}))
+        return load_prompts([DataSource(path=jsonl(*rows), **fields)], tokenizer=tokenizer, **(options or {}))
 
     return _load
 

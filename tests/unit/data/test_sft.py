@@ -21,8 +21,7 @@ A2 = {"role": "assistant", "content": "two"}
 @pytest.fixture
 def load(jsonl, chat_tokenizer):
     def _load(*rows: dict, tokenizer=chat_tokenizer, options: dict | None = None, **fields: object) -> SftSet:
-        source = DataSource(path=jsonl(*rows), **fields)
-        return load_sft_examples([source], tokenizer=tokenizer, **(options or {}))
+        return load_sft_examples([DataSource(path=jsonl(*rows), **fields)], tokenizer=tokenizer, **(options or {}))
 
     return _load
 

@@ -141,11 +141,9 @@ def test_tensors_get_large_pages_although_models_can_be_loaded_already() -> None
 def searching() -> Iterator[None]:
     """Garbage is looked for, as in a new process, and afterwards as before."""
     gc.enable()
-    frozen = gc.get_freeze_count()
     yield
     gc.enable()
-    if not frozen:
-        gc.unfreeze()
+    gc.unfreeze()
 
 
 def test_it_rests_inside_and_goes_on_afterwards_whatever_happens(searching: None) -> None:
