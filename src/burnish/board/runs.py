@@ -286,7 +286,7 @@ def _holder(lock_file: Path) -> dict[str, Json]:
 
 
 def _origin(environment_file: Path) -> tuple[str, str, int]:
-    """When a run began, and the folder and step of the run that it was forked from."""
+    """Read when a run began, and the folder and step of the run that it was forked from."""
     try:
         environment = read_json(environment_file)
         origin = environment.get("forked_from")

@@ -1,4 +1,4 @@
-"""Where a response ends, for every engine: its limit, what stops it, and its text; and checks of what it says."""
+"""The end of a response in every engine: its limit, what stops it, its text; and checks of its numbers."""
 
 from __future__ import annotations
 

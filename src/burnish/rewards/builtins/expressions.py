@@ -488,8 +488,7 @@ class _Reader:
         value = _decimal(text)
         if self._signs.next == "_":
             return self._named(text)
-        mixed = self._signs.mixed_part(text)
-        return _always(value if mixed is None else value + mixed)
+        return _always(value + (self._signs.mixed_part(text) or 0))
 
     def _letter(self) -> Node:
         letter = self._signs.take()
@@ -539,10 +538,8 @@ class _Reader:
         return _application(name, base, power, self._function_argument())
 
     def _function_argument(self) -> Node:
-        if self._signs.opens_bracket:  # `\\sin(x)^2` is a power of the sine
-            return self._atom()
-        if self._signs.next == "{":
-            return self._factor()
+        if self._signs.opens_bracket or self._signs.next == "{":  # `\\sin(x)^2` is a power of the sine
+            return self._atom() if self._signs.opens_bracket else self._factor()
         node = self._factor()
         while self._signs.starts_factor(within_bars=self._bars > 0) and not self._signs.ends_argument:
             node = _binary(_times, node, self._factor())
