@@ -1,4 +1,4 @@
-"""Values as a text states them: where a formula, an expression or a list of them begins and ends, with its unit."""
+"""Values as a text states them: the end of a formula, an expression or a list of them, with its unit."""
 
 from __future__ import annotations
 
@@ -163,8 +163,10 @@ def _unit_end(text: str, position: int) -> int:
 
 
 def has_prose(text: str) -> bool:
+    """Return whether a text has words that are neither names of functions nor products of letters."""
     return _PROSE.search(_LIST_SIGN.sub(", ", _PRODUCT_IN_TEXT.sub("1", _WORDS_IN_FORMULA.sub("", text)))) is not None
 
 
 def content_of(formula: re.Match[str]) -> str:
+    """The text between the signs of a formula."""
     return next(group for group in formula.groups() if group is not None).strip()
