@@ -200,16 +200,14 @@ class Batch:
         prompt_width, width = int(host.prompt_lengths.max(initial=0)), host.loss_mask.shape[1]
 
         def pick(name: str, tensor: Tensor) -> Tensor:
-            if tensor.dim() == 1:
-                return tensor[index]
-            return tensor[index][:, : prompt_width if name == "prompt_tokens" else width]
+            columns = prompt_width if name == "prompt_tokens" else width
+            return tensor[index] if tensor.dim() == 1 else tensor[index][:, :columns]
 
         return self._map(pick)._with_host(host)
 
     def to(self, device: torch.device | str) -> Batch:
         """On another device, without waiting for it; the batch itself where it is there already."""
-        device = torch.device(device)
-        if device == self.device:
+        if (device := torch.device(device)) == self.device:
             return self
         return self._map(lambda _, tensor: upload(tensor, device))._with_host(self.host)
 

@@ -142,19 +142,11 @@ def chunked_token_scores(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    head, on_cpu = transform or HeadTransform(), hidden_NH.device.type == "cpu"
-    plan = _Plan(
-        temperature,
-        head.scale,
-        head.softcap,
-        entropy,
-        accumulate_in_place,
-        chunk_elements or (CHUNK_ELEMENTS if on_cpu else DEVICE_ELEMENTS),
-        (KEPT_ELEMENTS if on_cpu else DEVICE_ELEMENTS) if kept_elements is None else kept_elements,
-        buffer or LogitsBuffer(),
-        vocabulary,
-        not on_cpu if by_rows is None else by_rows,
-    )
+    on_cpu = hidden_NH.device.type == "cpu"
+    chunk, kept = (CHUNK_ELEMENTS, KEPT_ELEMENTS) if on_cpu else (DEVICE_ELEMENTS, DEVICE_ELEMENTS)
+    sizes = chunk_elements or chunk, kept if kept_elements is None else kept_elements
+    head, rows = transform or HeadTransform(), not on_cpu if by_rows is None else by_rows
+    plan = _Plan(temperature, head, entropy, accumulate_in_place, *sizes, buffer or LogitsBuffer(), vocabulary, rows)
     logprobs_N, entropy_N = _ChunkedTokenScores.apply(hidden_NH, weight_VH, bias_V, targets_N, plan)
     return logprobs_N, entropy_N if entropy else None
 
@@ -178,8 +170,7 @@ def likeliest_tokens(
 @dataclass(frozen=True, slots=True)
 class _Plan:
     temperature: float
-    scale: float
-    softcap: float | None
+    head: HeadTransform
     entropy: bool
     accumulate_in_place: bool
     chunk_elements: int
@@ -222,21 +213,19 @@ class _Plan:
     def tempered(self, raw: Tensor, *, overwrite: bool = False) -> Tensor:
         """The input of the softmax for the head's raw output, in the reduction dtype. May be `raw` itself, which is
         changed only with `overwrite`."""
-        factor = self.scale / self.temperature
-        changes = self.softcap is not None or factor != 1.0
+        factor, softcap = self.head.scale / self.temperature, self.head.softcap
+        changes = softcap is not None or factor != 1.0
         logits = raw.to(reduction_dtype(raw), copy=changes and not overwrite)
-        if not changes:
-            return logits
-        if self.softcap is None:
-            return logits.mul_(factor)
-        return logits.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap / self.temperature)
+        if softcap is not None:
+            return logits.mul_(self.head.scale / softcap).tanh_().mul_(softcap / self.temperature)
+        return logits.mul_(factor) if changes else logits
 
     def slope(self, tempered: Tensor) -> Tensor | float:
         """d tempered / d raw."""
-        factor = self.scale / self.temperature
-        if self.softcap is None:
+        factor, softcap = self.head.scale / self.temperature, self.head.softcap
+        if softcap is None:
             return factor
-        return (tempered * (self.temperature / self.softcap)).square_().neg_().add_(1.0).mul_(factor)
+        return (tempered * (self.temperature / softcap)).square_().neg_().add_(1.0).mul_(factor)
 
 
 @dataclass(frozen=True, slots=True)
