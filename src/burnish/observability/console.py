@@ -75,7 +75,7 @@ _PICTURE_COLUMNS = 140
 _PICTURE_FORMAT = '<pre style="font-family:monospace;line-height:1.3;white-space:pre">{code}</pre>'
 
 
-@dataclass(slots=True)
+@dataclass
 class Display:
     """Progress, time left, the main metrics, and tokens per second by phase. Use it as a context manager.
 
