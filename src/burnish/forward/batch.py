@@ -87,6 +87,7 @@ class HostRows:
     def of(batch: Batch) -> HostRows:
         """Read from a batch; the only place where prompts are compared."""
         tokens, lengths = _on_host(batch.prompt_tokens), _on_host(batch.prompt_lengths)
+        # By their bytes: a prompt that comes twice, in whichever groups, is read once.
         numbers: dict[bytes, int] = {}
         prompts = [
             numbers.setdefault(row[:length].tobytes(), len(numbers))
@@ -197,6 +198,7 @@ class Batch:
         """The rows in this order, without the padding columns that none of them needs."""
         chosen: Ints = np.asarray(rows.cpu() if isinstance(rows, Tensor) else rows, dtype=np.int64)
         host, index = self.host.select(chosen), upload(chosen, self.device)
+        # Columns that only other rows need would cost a pass as much as those of these rows.
         prompt_width, width = int(host.prompt_lengths.max(initial=0)), host.loss_mask.shape[1]
 
         def pick(name: str, tensor: Tensor) -> Tensor:

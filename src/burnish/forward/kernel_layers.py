@@ -92,6 +92,7 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
     norm = layer.input_layernorm
     states_SX, normed_SX = kernels.normalise(states_SX, None, norm.weight, norm.variance_epsilon)
     heads = (len(states_SX), -1, attention.head_dim)
+    # Normalised and gated states are large, and cheap to make again: the graph keeps none of them.
     with remade(normed_SX, partial(kernels.normalised, states_SX.detach(), norm.weight, norm.variance_epsilon)):
         query_SHD, key_SKD = attention.q_proj(normed_SX).view(heads), attention.k_proj(normed_SX).view(heads)
         value_SKD = attention.v_proj(normed_SX).view(heads)

@@ -143,6 +143,7 @@ def chunked_token_scores(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     on_cpu = hidden_NH.device.type == "cpu"
+    # A GPU needs large operations to be busy; a CPU is fastest while a chunk stays in its cache.
     chunk, kept = (CHUNK_ELEMENTS, KEPT_ELEMENTS) if on_cpu else (DEVICE_ELEMENTS, DEVICE_ELEMENTS)
     sizes = chunk_elements or chunk, kept if kept_elements is None else kept_elements
     head, rows = transform or HeadTransform(), not on_cpu if by_rows is None else by_rows
@@ -287,6 +288,7 @@ class _ChunkedTokenScores(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         hidden_NH, bias_V, targets_N, log_normalizer_R, entropy_N = ctx.saved_tensors
         plan, kept_rows = ctx.plan, hidden_NH.shape[0] - log_normalizer_R.shape[0]
+        # None if the loss reads only the entropies.
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(entropy_N)
         outer = _Outer(targets_N, entropy_N, grad_logprobs_N, grad_entropy_N)
@@ -310,6 +312,7 @@ def _score_rows(raw_NV: Tensor, targets_N: Tensor, plan: _Plan) -> tuple[Tensor,
     """(logprobs, entropy or zeros) from the head's whole output at these positions."""
     logprobs_N = raw_NV.new_zeros(raw_NV.shape[0], dtype=reduction_dtype(raw_NV))
     entropy_N = torch.zeros_like(logprobs_N)
+    # A few rows at a time: what one operation writes is still in the cache when the next one reads it.
     for rows in plan.row_blocks(raw_NV):
         log_p = torch.log_softmax(plan.tempered(raw_NV[rows]), -1)
         logprobs_N[rows] = log_p.gather(1, targets_N[rows, None])[:, 0]
@@ -332,6 +335,7 @@ def _score_by_rows(
 
 def _add_whole_rows(gradients: HeadGradients, positions: slice, raw_KV: Tensor, outer: _Outer, plan: _Plan) -> None:
     """Add the gradients from the head's whole output at these positions, which is overwritten."""
+    # The output itself becomes its gradient, so that there is never a second tensor of its size.
     outer = outer.of(positions)
     for rows in plan.row_blocks(raw_KV):
         tempered = plan.tempered(raw_KV[rows])
@@ -449,6 +453,7 @@ class HeadGradients:
         self.hidden_NH, self.weight_VH = hidden_NH, weight_VH
         self.grad_hidden_NH = _sums(hidden_NH) if needs[0] else None
         self.grad_bias_V = _sums(bias_V) if needs[2] and bias_V is not None else None
+        # A hook has to see the gradient of each pass: none may be hidden in the sum of all.
         self.in_place = needs[1] and in_place and weight_VH.is_leaf and not weight_VH._backward_hooks
         if self.in_place and weight_VH.grad is None:
             weight_VH.grad = torch.zeros_like(weight_VH, dtype=weight_VH.grad_dtype)

@@ -48,6 +48,7 @@ def microbatches_by_groups(
     microbatches: list[list[int]] = []
     used = answered = 0
     shared = min(tokens_per_microbatch, max(tokens_per_microbatch // 2, shared_tokens))
+    # Row numbers break ties: equal batches are cut alike, wherever they come from.
     for group in sorted(groups, key=lambda rows: (-prompt_lengths[rows[0]], rows[0])):
         prompt, responses = prompt_lengths[group[0]], sum(lengths[row] for row in group)
         is_full = not microbatches or used + prompt + responses > shared

@@ -59,6 +59,7 @@ class Packing:
         groups = rows.groups()
         order = np.concatenate([np.asarray(group, dtype=np.int64) for group in groups])
         prompt_lengths = rows.prompt_lengths[[group[0] for group in groups]]
+        # The last token of a response predicts nothing, so it has no slot.
         response_lengths = np.maximum(rows.response_lengths - 1, 0)
         response_starts = np.empty_like(response_lengths)
         response_starts[order] = _starts(response_lengths[order]) + prompt_lengths.sum()
@@ -92,11 +93,13 @@ class Packing:
     def positions(self, device: torch.device) -> Tensor:
         """(1, S) int64: the position of each slot's token in its own row."""
         in_prompts = _ranges(np.zeros_like(self.prompt_lengths), self.prompt_lengths)
+        # A response goes on where its prompt ended, wherever its slots are.
         in_responses = _ranges(self.rows.prompt_lengths[self.order], self.response_lengths[self.order])
         return upload(np.concatenate([in_prompts, in_responses, np.zeros(self.padding, dtype=np.int64)])[None], device)
 
     def sources(self, rows_N: Ints, columns_N: Ints) -> Ints:
         """(N,): the slots whose hidden states predict these response tokens."""
+        # A response's first token is predicted by the last one of its prompt, which all rows of the group share.
         ends_B = np.empty_like(self.response_starts)
         for number, group in enumerate(self.groups):
             ends_B[list(group)] = self.prompt_starts[number] + self.prompt_lengths[number] - 1

@@ -221,6 +221,7 @@ class TrunkRunner:
     def hidden(self, batch: Batch, positions: ResponsePositions) -> Tensor:
         """First output at these positions (the state *before* each token): hidden states (N, H) of a trunk, logits
         (N, V) of a whole model."""
+        # Rows beyond a length may get other positions or windows, so they cannot share a pass with shorter ones.
         companies = self._rules.groups(batch.host.lengths.tolist())
         with nullcontext() if self._plain else embedding_gradient_in_place(self._model):
             if len(companies) == 1:

@@ -116,6 +116,7 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
                     if loss.requires_grad:
                         loss.backward()
                     self._values.append(replace(value, loss=loss.detach()))
+                # Where processes hold slices of the weights, all make equally many passes, or one would wait for ever.
                 for part in self._lanes.fillers(parts, costs):
                     outputs, _ = self._forward(part, objective, denominators)
                     self._lanes.reaching(outputs, outputs[0].new_zeros(())).backward()

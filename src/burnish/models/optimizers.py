@@ -109,6 +109,7 @@ def euclidean_norm(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.zeros(())
+    # Reading it waits for the device, once in a step: whoever checks that it is finite waits as well.
     norm = norm_of_rows(torch.stack([_norm_of_rows(tensor) for tensor in tensors]))
     return norm.float() if SAFE_NORMS[0] < float(norm) < SAFE_NORMS[1] else wide_norm(tensors).float()
 
@@ -247,6 +248,7 @@ class WeightOptimizer:
         with self._awake():
             rate = self._move_masters(step, grad_norm)
             self._publish()
+        # Now rather than before the next pass: their memory is needed for sampling.
         self.clear()
         return rate
 

@@ -62,6 +62,7 @@ class RoleOptimizer:
     def checked_norm(self, losses: Sequence[Tensor] = (), num_tokens: int = 0) -> Tensor:
         """Euclidean norm of the gradient. Raises DivergenceError, with the gradients cleared, if it or one of the
         `losses` (over `num_tokens` tokens) is not finite. Waits for the device, once for all losses."""
+        # Losses first: one that is not finite explains the gradient that it has spoilt.
         numbers = torch.stack([loss.double() for loss in losses]).tolist() if losses else []
         for number in numbers:
             if not math.isfinite(number):

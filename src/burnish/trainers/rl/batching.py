@@ -47,6 +47,7 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
     With `mask_truncated`, responses that hit the length limit have no trained tokens.
     """
     loss_mask = padded([r.sampled_mask() for r in rollouts], False, torch.bool)
+    # Their tokens stay in the batch, because scores and lengths of the group count them.
     if mask_truncated:
         loss_mask &= ~_truncated(rollouts)[:, None]
     return Batch(

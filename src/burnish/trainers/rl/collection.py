@@ -64,11 +64,13 @@ class Collector:
         sampled: list[RolloutGroup] = []
         places: list[tuple[str, int]] = []
         asked: Counter[str] = Counter()
+        # Groups that cannot teach, such as those whose responses all score the same, are replaced by others.
         for _ in range(1 + self.config.algorithm.max_refills):
             drawn, positions = self.domains.draw(lacking, positions, step)
             if not drawn:  # no prompt has the requested difficulty
                 break
             groups = self._sample(drawn, step, first_id=len(sampled), asked=asked, stopwatch=stopwatch)
+            # Kept or not: metrics and pass rates are of all that was sampled.
             sampled.extend(groups)
             places.extend((one.domain, one.place) for one in drawn)
             kept.extend(group for group in groups if not self.domains.why_left_out(group, step))
@@ -114,12 +116,15 @@ class Collector:
         rollouts: list[Rollout] = []
         greedy: list[Rollout] = []
         with stopwatch.phase("generate"):
+            # One call for all that are sampled alike: an engine is fastest with full batches.
             for sampling, some in requests.items():
                 rollouts += generate(some, sampling)
                 if self.domains.needs_greedy:
                     greedy += generate([one.greedy() for one in some], dataclasses.replace(sampling, greedy=True))
+        # Greedy responses too: a baseline has to be of the same scale as what it is subtracted from.
         with stopwatch.phase("reward"):
             scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
+        # Engines answer in the order of the requests, so the samples of a group are neighbours.
         own = {i: tuple(samples) for i, samples in groupby(scored[: len(rollouts)], key=lambda r: r.group_id)}
         baselines = {r.group_id: r for r in scored[len(rollouts) :]}
         return [RolloutGroup(prompt, i, own[i], baselines.get(i)) for i, prompt in prompts.items()]

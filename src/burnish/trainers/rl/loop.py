@@ -132,6 +132,7 @@ class RlRun(Training):
             return None
         truncated = config.algorithm.mask_truncated
         batch = build_batch([rollout for _, rollout in rows], pad_token_id=self.pad_token_id, mask_truncated=truncated)
+        # Begun early: a critic in its own process computes while the policy does.
         values = None if self.critic is None else self.beside.begin("critic", partial(self.critic.values, batch))
         with stopwatch.phase("logprobs"):
             batch = self.add_logprobs(batch, rows)
@@ -151,6 +152,7 @@ class RlRun(Training):
         reference and teachers. With `algorithm.top_entropy`, only the tokens of highest entropy get a weight above
         0."""
         optimization, algorithm, rollout = self.config.optimization, self.config.algorithm, self.config.rollout
+        # Begun before the policy's own pass, for the same reason.
         if self.reference is not None:
             reference = self.beside.begin("reference", partial(self.reference.logprobs, batch))
         if (lessons := self.lessons) is not None:

@@ -99,6 +99,7 @@ class PolicyObjective:
 
 def aggregate_step(per_token_BT: Tensor, batch: Batch, mode: str, length: int, denominators: Denominators) -> Tensor:
     """A micro-batch's share of the loss of its optimizer step."""
+    # Divided by counts of the whole step, so that the sum does not depend on how it was cut.
     return aggregate(
         per_token_BT,
         batch.loss_mask,

@@ -43,6 +43,7 @@ def assign_advantages(
     whitenings and the clip of advantages are left to `whiten_minibatch`.
     """
     metrics: dict[str, Metric] = {}
+    # First of all: a limit on what rewards have said, not on the KL that is subtracted from it.
     if algorithm.reward_clip is not None:
         rewards, metrics = _clip(rewards, algorithm.reward_clip)
     scores_B, kl_BT, rewarded_BT = rewards.scores_B, None, _rewarded(batch, estimator)
