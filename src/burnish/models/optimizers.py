@@ -248,8 +248,7 @@ class WeightOptimizer:
         with self._awake():
             rate = self._move_masters(step, grad_norm)
             self._publish()
-        # Now rather than before the next pass: their memory is needed for sampling.
-        self.clear()
+        self.clear()  # now rather than before the next pass: their memory is needed for sampling
         return rate
 
     def _move_masters(self, step: int, grad_norm: Tensor) -> float:
