@@ -17,7 +17,7 @@ from burnish.config.kinds import all_kinds
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 62_358, 545, 57_924
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 62_358, 545, 57_935
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
 whenever there are fewer. A change that adds a capability names its own allowance: of the lines, 1,200 replaced math-
 verify and SymPy in the reward `math`, 130 call rewards of other systems, and 2,150 (of the tests' lines 2,300) check
@@ -31,8 +31,8 @@ keep what teachers say of texts; 40 (24) draw the work of reward workers and jud
 models, read recorded rollouts twice as fast, and refuse options without effect; 110 (128) record entropies of tokens
 and seconds of turns; 56 (15), in two files, start plans sooner; 15 (29), in a file, divide GPUs between runs of a
 sweep; 130 (64) read more of what responses to mathematics say; 54 encode texts of data together; 27 (49) read
-conversations in JSON strings. 12 lines of tests mark more cases as slow, 23 let axe look, and 101 compare formulas
-with verl's."""
+conversations in JSON strings. 12 lines of tests mark more cases as slow, 23 let axe look, and 112 compare formulas
+with verl's and TRL's."""
 MAX_LONG_CLASSES, LONG_CLASS = 12, 150
 """More than `LONG_CLASS` lines, docstrings and blanks included. What is reached; the aim was 12."""
 MAX_LOOSE_FILES = 7

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms.pair_losses import PAIR_LOSSES, Pairs, kto, kto_z
+from burnish.forward.divergences import divergence
 
 pytest.importorskip("trl", minversion="1.16")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -149,3 +150,17 @@ def test_losses_without_a_reference(scale: float) -> None:
         ("orpo", {}, -means.chosen - ORPOTrainer.odds_ratio_loss(cpo, means.chosen, means.rejected)[0]),
     ):
         assert_same(PAIR_LOSSES[name].function(pairs, **options).mean(), expected.mean(), policy)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize(("name", "beta"), [("forward_kl", 0), ("reverse_kl", 1), ("jsd", 0.3), ("jsd", 0.9)])
+def test_divergences_from_a_teacher(name: str, beta: float, temperature: float) -> None:
+    """TRL leaves out the square of the temperature."""
+    from trl.experimental.gkd import GKDTrainer
+
+    logits = 4 * torch.randn(2, 50, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    student, teacher = logits[0].requires_grad_(), logits[1]
+    wanted = GKDTrainer.generalized_jsd_loss(student, teacher, beta=beta, temperature=temperature, reduction="sum")
+    found = divergence(student, teacher, name=name, temperature=temperature, beta=beta or 0.5) / temperature**2
+    torch.testing.assert_close(found.sum(), wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, student)[0] for loss in (found.sum(), wanted)))
