@@ -123,7 +123,7 @@ def test_a_command_writes_what_it_found(
     monkeypatch.setenv("COLUMNS", "160")
     folder = run("rloo", algorithm={"preset": "rloo", "kl_in": "none"})
     before = sorted(path.name for path in folder.iterdir())
-    assert main(["replay", str(folder), "rollout.group_size=9"]) == 2
+    assert main(["replay", str(folder), "rollout={group_size: 9}"]) == 2
     assert main(["replay", str(folder), "--step", "1", "--step", "2", "rewards.0.weight=3"]) == 0
     said = capsys.readouterr().out
     assert "32 responses" in said

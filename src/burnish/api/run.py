@@ -36,12 +36,8 @@ if TYPE_CHECKING:
 
 WEIGHTS_FOLDER = "policy"  # of a checkpoint; `burnish.trainers.result` would import torch
 _SHOWN_ROWS = 10
-ONLY_TRAINS = (
-    "steps",
-    "checkpoint",
-    "stop_when",
-    *(f"optimization.{n}" for n in ("learning_rate", "schedule", "epochs")),
-)
+_OF_STEPS = ("learning_rate", "schedule", "warmup_steps", "epochs", "betas", "weight_decay")
+ONLY_TRAINS = ("steps", "checkpoint", "stop_when", *(f"optimization.{n}" for n in _OF_STEPS))
 ONLY_SAMPLES = ("evaluation", "data.eval", "rollout.group_size", "rollout.prompts_per_step", "rollout.engine")
 """Fields without effect on saved weights, and those without effect on recorded responses."""
 
@@ -204,9 +200,10 @@ def run_config(folder: Path, overrides: Sequence[str] = (), *, idle: Sequence[st
     run = RunDirectory(folder)
     if not run.begun():
         raise no_run(folder)
-    for name in (one.lstrip("-").partition("=")[0].strip() for one in overrides):
-        if any(f"{name}.".startswith(f"{field}.") for field in idle):
-            raise ConfigError(f"{name} has no effect here, where nothing is trained", remedy="leave it out")
+    for section, _, name in (field.rpartition(".") for field in idle):
+        if any(_sets(one, section, name) for one in overrides):
+            named = f"{section}.{name}".lstrip(".")
+            raise ConfigError(f"{named} has no effect here, where nothing is trained", remedy="leave it out")
     data = with_inputs_moved(run.read_config(), folder) | {"output": str(folder)}
     kind = kind_of_data(data)
     find_kind(kind).section.give_way(data, lambda section, name: any(_sets(one, section, name) for one in overrides))
@@ -228,11 +225,11 @@ def with_saved_tokenizer(config: ConfigT, overrides: Sequence[str] = ()) -> Conf
 
 
 def _sets(override: str, section: str, field: str) -> bool:
-    """Return whether an override sets this field, in any of its forms: `section.field=x`, something below it,
-    `section={field: x}`, or `algorithm=x`, which is short for the preset."""
+    """Return whether an override sets this field (of the whole file with an empty section), in any of its forms:
+    `section.field=x`, something below it, `section={field: x}`, or `algorithm=x`, which is short for the preset."""
     key, _, text = override.lstrip("-").partition("=")
     if key.strip() != section:
-        return f"{key.strip()}.".startswith(f"{section}.{field}.")
+        return f"{key.strip()}.".startswith(f"{section}.{field}.".lstrip("."))
     try:
         value = parse_value(text)
     except yaml.YAMLError:

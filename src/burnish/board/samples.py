@@ -20,7 +20,7 @@ TokenNumber = Literal["logprobs", "advantages", "values", "returns", "mismatch",
 TOKEN_NUMBERS: tuple[TokenNumber, ...] = get_args(TokenNumber)
 """Fields of a response on the page that have one number per token."""
 _NOT_OF_ALL: tuple[TokenNumber, ...] = ("values", "returns", "entropy")
-"""Those that only some runs record, as `token_values` and the like."""
+"""Numbers that only some runs record, as `token_values` and the like."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ _NO_PRESET = {name: f"set algorithm.mismatch_correction: {ALIASES[name]}" for na
 
 
 def suggested(name: str, known: Collection[str]) -> str:
-    """The remedy for a name that is no algorithm here, though it may be one elsewhere."""
+    """The remedy for a name that is not known here; another system may have an algorithm of that name."""
     return _NO_PRESET.get(name) or suggestion(name, known)
 
 

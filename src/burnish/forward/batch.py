@@ -198,7 +198,7 @@ class Batch:
         """The rows in this order, without the padding columns that none of them needs."""
         chosen: Ints = np.asarray(rows.cpu() if isinstance(rows, Tensor) else rows, dtype=np.int64)
         host, index = self.host.select(chosen), upload(chosen, self.device)
-        # Columns that only other rows need would cost a pass as much as those of these rows.
+        # Columns in which all chosen rows have padding would cost a pass as much as the others.
         prompt_width, width = int(host.prompt_lengths.max(initial=0)), host.loss_mask.shape[1]
 
         def pick(name: str, tensor: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def euclidean_norm(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.zeros(())
-    # Reading it waits for the device, once in a step: whoever checks that it is finite waits as well.
+    # Reading the norm waits for the device, once in a step; the check that it is finite would wait anyway.
     norm = norm_of_rows(torch.stack([_norm_of_rows(tensor) for tensor in tensors]))
     return norm.float() if SAFE_NORMS[0] < float(norm) < SAFE_NORMS[1] else wide_norm(tensors).float()
 

@@ -96,10 +96,10 @@ class Display:
     verbose: bool = False
     _began: float = field(init=False)
     _step: int = field(init=False)
-    _phase: str = ""
-    _known: dict[str, float] = field(default_factory=dict)
-    _rows: list[dict[str, float]] = field(default_factory=list)
-    _live: Live | NotebookLive | None = None
+    _phase: str = field(default="", init=False)
+    _known: dict[str, float] = field(default_factory=dict, init=False)
+    _rows: list[dict[str, float]] = field(default_factory=list, init=False)
+    _live: Live | NotebookLive | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._began, self._step, console = self.clock(), self.start_step, self.console

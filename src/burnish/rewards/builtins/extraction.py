@@ -57,7 +57,7 @@ def said(response: str) -> str:
     return tagged.strip() if closed and tag else text
 
 
-LONGEST_STATEMENT, MOST_STATEMENTS = 2_500, 100  # characters behind "the answer is", and those that are tried
+LONGEST_STATEMENT, MOST_STATEMENTS = 2_500, 100  # characters read after "the answer is"; phrases tried
 _SEVERAL = re.compile(r", | or ")
 _HASH = re.compile(r"####[ \t]*([^\n]+)")
 _GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^]|[A-Za-z\d])")  # `$2x$ + 1`
