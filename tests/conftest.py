@@ -112,8 +112,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     from burnish.kernels.attention import attention_kernels
     from burnish.kernels.build import find_compilers
     from burnish.kernels.decoding import decode_kernels
-    from burnish.kernels.products import product_kernels
-    from burnish.kernels.quantized import quantized_kernels
+    from burnish.kernels.products import product_kernels, quantized_kernels
     from burnish.kernels.training import train_kernels
 
     words, needed = INSTRUCTION_SETS[request.param]

@@ -4,7 +4,7 @@ al. 2023, arXiv:2305.14314).
 A layer computes with the numbers that its codes stand for, in the model's dtype. Reading `weight` builds them as a new
 tensor, so adapters are merged, saved and sent as on an ordinary layer with these rounded weights.
 
-Shapes: O outputs, I inputs; panels and groups as in `burnish.kernels.quantized`.
+Shapes: O outputs, I inputs; panels and groups as in `burnish.kernels.products`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from burnish.errors import KernelError, ModelError
-from burnish.kernels.quantized import GROUP, PANEL, quantized_kernels
+from burnish.kernels.products import GROUP, PANEL, quantized_kernels
 from burnish.types import PreTrainedModel, Quantization, UseKernels
 
 BITS: dict[Quantization, int] = {"int8": 8, "nf4": 4}

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from burnish.errors import KernelError, ModelError
 from burnish.forward import quantized_layers
 from burnish.forward.quantized_layers import QuantizedLinear, dequantized, is_quantized, quantize, quantized, restore
-from burnish.kernels.quantized import QuantizedKernels
+from burnish.kernels.products import QuantizedKernels
 from burnish.types import Quantization, UseKernels
 
 KINDS = pytest.mark.parametrize("kind", ["int8", "nf4"])

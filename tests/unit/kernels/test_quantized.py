@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import linear
 
 from burnish.forward.quantized_layers import BITS, dequantized, quantized
-from burnish.kernels.quantized import quantized_kernels
+from burnish.kernels.products import quantized_kernels
 from burnish.types import Quantization
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("instruction_set")]
