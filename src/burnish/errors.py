@@ -1,4 +1,4 @@
-"""The errors that Burnish raises on purpose.
+"""The errors that Burnish raises on purpose, and suggestions for misspelt words in their messages.
 
 A message says what is wrong, where (field, file and line, step) and what to do about it. The command line prints such
 an error as one message and exits with code 2. Any other exception is a bug in Burnish and keeps its traceback.
@@ -6,7 +6,8 @@ an error as one message and exits with code 2. Any other exception is a bug in B
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -88,3 +89,27 @@ def needing(packages: str, kind: type[BurnishError], what: str) -> Iterator[None
         yield
     except ImportError as error:
         raise kind(f"{what} ({error})", remedy=f"pip install {packages}") from error
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Find the known word most similar to this one, ignoring case; None if none is similar."""
+    folded = {choice.casefold(): choice for choice in known}
+    near = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    return folded[near[0]] if near else None
+
+
+def did_you_mean(word: str, known: Iterable[str], then: str = "", *, before: str = "") -> str:
+    """`did you mean 'x'?` with the nearest known word, if one is near, and `then`.
+
+    `before` is put in front of the word, such as the folder of a file name.
+    """
+    near = nearest(word, known)
+    return f"did you mean {before + near!r}? {then}".rstrip() if near else then
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Remedy for a misspelt word: the nearest known one, and the list of all."""
+    names = list(known)
+    if not names:
+        return "there is nothing to choose from; remove it"
+    return did_you_mean(word, names, f"known: {', '.join(names)}")

@@ -17,9 +17,8 @@ from burnish.algorithms.masking import fill_masked
 from burnish.algorithms.ratios import clamp_log_ratio, log_ratio
 from burnish.algorithms.ratios import ratio as policy_ratio
 from burnish.algorithms.turns import sum_within_turns
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, suggestion
 from burnish.types import Metric, Reduction
-from burnish.words import suggestion
 
 LEVELS = ("token", "turn", "sequence")
 MODES = ("truncate", "mask")

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, suggestion
 from burnish.outside.plugins import import_place
-from burnish.words import suggestion
 
 
 @dataclass(frozen=True)

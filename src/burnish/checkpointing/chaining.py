@@ -12,10 +12,9 @@ from burnish.checkpointing.sources import split_choice
 from burnish.checkpointing.store import Checkpoint, CheckpointStore, verify
 from burnish.config.kinds import find_kind
 from burnish.config.loading import kind_of_data
-from burnish.errors import CheckpointError
+from burnish.errors import CheckpointError, did_you_mean, suggestion
 from burnish.observability.history import read_history
 from burnish.observability.metric_names import find_metric
-from burnish.words import did_you_mean, suggestion
 
 BEST = "best"
 _MAX_DIGITS = 18

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.console import Console
 
-from burnish.errors import BurnishError, ConfigError, DataError
-from burnish.words import suggestion
+from burnish.errors import BurnishError, ConfigError, DataError, suggestion
 
 if TYPE_CHECKING:
     from burnish.config.schema_data import DataSource

@@ -11,7 +11,7 @@ from burnish.config.problems import Problem
 from burnish.config.schema_cluster import ClusterConfig, Offloaded, TrainersConfig
 from burnish.config.schema_data import DataSource
 from burnish.config.schema_run import RunConfig
-from burnish.words import suggestion
+from burnish.errors import suggestion
 
 
 def check_training(config: RunConfig) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from burnish.config.domains import domain_settings, responses_per_step
 from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
 from burnish.config.schema_rl import AlgorithmConfig, CriticConfig, RlFields
-from burnish.words import suggestion
+from burnish.errors import suggestion
 
 
 def check_algorithm(config: RlFields) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from burnish.config.schema_evaluation import RlEvaluationConfig
 from burnish.config.schema_reward import RewardConfig
 from burnish.config.schema_rl import RlFields
 from burnish.config.schema_rollout import ConversationConfig
-from burnish.words import did_you_mean, suggestion
+from burnish.errors import did_you_mean, suggestion
 
 
 def check_domains(config: RlFields) -> Iterator[Problem]:

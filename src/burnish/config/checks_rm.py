@@ -8,7 +8,7 @@ from burnish.config.checks import check_training
 from burnish.config.presets import RM_PRESETS
 from burnish.config.problems import Problem
 from burnish.config.schema_rm import ComparedFields, NormalizationConfig, RmFields
-from burnish.words import suggestion
+from burnish.errors import suggestion
 
 _SAMPLING = ("policy", "prompts", "max_response_tokens", "temperature", "ignore_eos")
 """Fields of the normalisation that only samples of the policy read."""

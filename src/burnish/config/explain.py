@@ -14,7 +14,7 @@ from burnish.config import fields
 from burnish.config.problems import Problem
 from burnish.config.schema_run import RunConfig
 from burnish.config.section import Section
-from burnish.words import did_you_mean, nearest
+from burnish.errors import did_you_mean, nearest
 
 WORDS_OF_OTHERS = Path(__file__).with_name("foreign_fields.yaml")
 """The settings that correspond to fields of TRL, verl, OpenRLHF and similar systems."""

@@ -12,8 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from burnish.errors import ConfigError
-from burnish.words import suggestion
+from burnish.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from burnish.config.schema_run import RunConfig

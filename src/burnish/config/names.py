@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TypeGuard
 
-from burnish.words import suggestion
+from burnish.errors import suggestion
 
 KEEP_THINKING = "keep_thinking"
 """Value of `model.chat_template`: the tokenizer's own, changed to keep the thinking of earlier turns."""

@@ -13,7 +13,7 @@ from burnish.config.checks_rm import held_out_twice
 from burnish.config.problems import Problem
 from burnish.config.schema_rm import ComparedFields, RmOptimizationConfig
 from burnish.config.section import Count, NamedPlace, Passes, PathText, Section, as_list, refuse, shorthand
-from burnish.words import suggestion
+from burnish.errors import suggestion
 
 START = "start"
 """Value of `reference`: the model that the run starts from."""

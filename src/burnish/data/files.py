@@ -13,9 +13,8 @@ from typing import Any
 
 from burnish.data.rows import describe
 from burnish.data.text_documents import split_documents
-from burnish.errors import DataError
+from burnish.errors import DataError, nearest
 from burnish.outside.reading import file_problem, read_at_most, reading, reason_of, strict_json
-from burnish.words import nearest
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".txt")
 # A CSV cell may hold a whole document; the csv module's own limit is 128 KiB.

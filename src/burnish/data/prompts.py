@@ -18,9 +18,8 @@ from burnish.data.preference_rows import BadRow, as_turns, has_prompt, is_transc
 from burnish.data.rows import Row, describe, over_long_error, reading_row, value_at
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.text_documents import cut_query
-from burnish.errors import ConfigError, DataError
+from burnish.errors import ConfigError, DataError, suggestion
 from burnish.types import Json, Message, Prompt, Tokenizer
-from burnish.words import suggestion
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
 _NOTHING_LEFT = "prompts of which truncation left only the text that the chat template adds after them"

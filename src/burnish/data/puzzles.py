@@ -25,8 +25,7 @@ import numpy as np
 
 from burnish.config import names
 from burnish.data.rows import plain_row
-from burnish.errors import BurnishError, DataError, needing
-from burnish.words import did_you_mean
+from burnish.errors import BurnishError, DataError, did_you_mean, needing
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from burnish.errors import DataError
+from burnish.errors import DataError, did_you_mean
 from burnish.outside.reading import reading, strict_json
-from burnish.words import did_you_mean
 
 _ABSENT = object()
 

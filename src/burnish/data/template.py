@@ -20,10 +20,9 @@ from jinja2 import ext, meta, nodes, parser
 
 from burnish.config.schema_data import DataConfig
 from burnish.data.rows import check_length, describe
-from burnish.errors import DataError
+from burnish.errors import DataError, did_you_mean
 from burnish.outside.reading import reason_of
 from burnish.types import Message, Tokenizer
-from burnish.words import did_you_mean
 
 Chat = Literal["auto", "always", "never"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from burnish.checkpointing.chaining import is_best_when_lowest
 from burnish.config.kinds import find_kind
-from burnish.errors import ConfigError, DataError
+from burnish.errors import ConfigError, DataError, suggestion
 from burnish.experiments.figure import Curve, draw
 from burnish.experiments.formats import CSV, FORMATS, Block, as_csv, decimals_of, in_words, short_number
 from burnish.experiments.runs import (
@@ -31,7 +31,6 @@ from burnish.experiments.runs import (
 )
 from burnish.experiments.statistics import Interval, mean_interval, paired_difference, unpaired_difference
 from burnish.types import Json
-from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -11,9 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from burnish.errors import ModelError
+from burnish.errors import ModelError, did_you_mean
 from burnish.outside.reading import INDEX, file_problem, files_of_weights, reading
-from burnish.words import did_you_mean
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _OPENED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".py")

@@ -18,9 +18,8 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from burnish.errors import BurnishError, ConfigError
+from burnish.errors import BurnishError, ConfigError, did_you_mean
 from burnish.outside.shortage import is_out_of_memory
-from burnish.words import did_you_mean
 
 FIX_IT = "fix it (--debug shows the whole traceback)"
 

@@ -18,9 +18,8 @@ from burnish.config.explain import explain
 from burnish.config.problems import Problem, named, raise_problems
 from burnish.config.section import Section
 from burnish.config.yaml_text import parse_yaml, read_run_text
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, suggestion
 from burnish.planning.model_facts import known
-from burnish.words import suggestion
 
 USABLE = 0.95
 """Share of a described card's memory that plans give out."""

@@ -15,8 +15,7 @@ from pathlib import Path
 from string import Template
 
 from burnish.config.schema_run import RunConfig
-from burnish.errors import ConfigError
-from burnish.words import suggestion
+from burnish.errors import ConfigError, suggestion
 
 _COUNTS = ("nodes", "gpus-per-node", "cpus-per-task", "signal")
 _TEXTS = ("account", "partition", "qos", "time", "mem", "constraint", "reservation", "exclude", "job-name", "mail-user")

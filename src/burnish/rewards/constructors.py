@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from burnish.config.names import IN_MEMORY, MODEL_REWARD
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, suggestion
 from burnish.rewards.registry import BUILT_INS
-from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.errors import ConfigError, RewardError
+from burnish.errors import ConfigError, RewardError, did_you_mean
 from burnish.types import FinishReason, Json, Message, Prompt, Rollout
-from burnish.words import did_you_mean
 
 Item = tuple[Prompt, Rollout]
 

@@ -13,12 +13,11 @@ from typing import Any
 
 from burnish.config.names import IN_MEMORY, MODEL_REWARD
 from burnish.config.secrets import masked
-from burnish.errors import ConfigError, RewardError
+from burnish.errors import ConfigError, RewardError, did_you_mean
 from burnish.outside.plugins import calling_outside, import_place
 from burnish.rewards.foreign import adapted, system_of
 from burnish.rewards.inputs import Signature, check_options, read_signature
 from burnish.rewards.registry import BUILT_INS
-from burnish.words import did_you_mean
 
 Functions = Mapping[str, Callable[..., Any]]
 """`python:NAME` to the function, of the training program and in no file.

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, suggestion
 from burnish.rewards.registry import BUILT_INS
 from burnish.types import RewardStatus, Rollout
-from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from burnish.config.domains import DomainSettings

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config.engines import ENGINES, FIELD, find_outside, traits_of
 from burnish.config.schema import RolloutConfig
-from burnish.errors import ConfigError, RolloutError
+from burnish.errors import ConfigError, RolloutError, did_you_mean
 from burnish.outside.plugins import calling_outside, construct
 from burnish.rollouts.engine import KeepingEngine, RestingEngine, RolloutEngine, StoppableEngine
-from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
     from burnish.models.loading import LoadedModel

@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from burnish.errors import SandboxError
+from burnish.errors import SandboxError, suggestion
 from burnish.sandbox.confinement import TIERS
 from burnish.sandbox.job import Case, FunctionTests, Limits, Output, Program
 from burnish.sandbox.parent import TierRefusedError
 from burnish.sandbox.sandbox import Sandbox
-from burnish.words import suggestion
 
 _LIMITS = Limits(seconds=20.0, processor_seconds=20.0, memory_mb=128, output_bytes=1 << 16)
 _SECRET_NAME = "BURNISH_SANDBOX_CANARY"

@@ -8,8 +8,7 @@ from typing import Any
 
 from burnish.checkpointing.chaining import is_best_when_lowest
 from burnish.config.schema_evaluation import StopConfig
-from burnish.errors import ConfigError
-from burnish.words import suggestion
+from burnish.errors import ConfigError, suggestion
 
 _LINES_TO_COME = 10
 """Steps within which a metric of the steps has to be measured; some are not measured in every step. A metric of

@@ -15,10 +15,9 @@ import numpy as np
 
 from burnish.agents.environments.protocol import Opening, Step
 from burnish.agents.environments.values import number_of, opening_of
-from burnish.errors import ConfigError, EnvironmentFailedError
+from burnish.errors import ConfigError, EnvironmentFailedError, did_you_mean
 from burnish.outside.plugins import calling_outside
 from burnish.types import Json
-from burnish.words import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

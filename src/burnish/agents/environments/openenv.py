@@ -27,9 +27,8 @@ from burnish.agents.environments.protocol import Opening, Step
 from burnish.agents.environments.values import flag_of, number_of, text_of
 from burnish.agents.tools.calls import ToolError
 from burnish.config.secrets import key_in
-from burnish.errors import ConfigError, EnvironmentFailedError
+from burnish.errors import ConfigError, EnvironmentFailedError, suggestion
 from burnish.types import Json
-from burnish.words import suggestion
 
 _OPTIONS = ("timeout_seconds", "token_variable")
 _LARGEST = 100 * 2**20

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 from burnish.agents.tools.calls import ToolError
 from burnish.agents.tools.schema import schema_of
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, did_you_mean
 from burnish.sandbox import cells
 from burnish.sandbox.job import Limits, Output, Program
 from burnish.sandbox.sessions import SHOWN_BYTES, CellOutput, SandboxSession, Sessions
 from burnish.sandbox.trial import opened
 from burnish.types import Json
-from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
     from burnish.sandbox.remote import RemoteSandbox

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from burnish.agents.tools.calls import ToolCall
 from burnish.agents.tools.plain import shown
+from burnish.errors import did_you_mean
 from burnish.types import Json
-from burnish.words import did_you_mean
 
 Schema = Mapping[str, Json]
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from burnish.agents.tools.calculator import calculator
 from burnish.agents.tools.schema import schema_of
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, did_you_mean
 from burnish.outside.plugins import find_member
 from burnish.types import Json
-from burnish.words import did_you_mean
 
 BUILT_INS: Mapping[str, Callable[..., object]] = {"calculator": calculator}
 """Tools by their name in a run file."""

@@ -15,9 +15,8 @@ import typing
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, did_you_mean
 from burnish.types import Json
-from burnish.words import did_you_mean
 
 _PLAIN: dict[object, dict[str, Json]] = {
     int: {"type": "integer"},

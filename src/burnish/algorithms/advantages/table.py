@@ -10,8 +10,7 @@ from torch import Tensor
 
 from burnish.algorithms.advantages import outcome, returns, turns
 from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row, plugin_row
-from burnish.errors import ConfigError
-from burnish.words import suggestion
+from burnish.errors import ConfigError, suggestion
 
 ESTIMATOR_INPUTS = (
     "scores_B",

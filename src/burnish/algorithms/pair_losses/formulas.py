@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.algorithms.masking import as_float
-from burnish.errors import ConfigError
-from burnish.words import suggestion
+from burnish.errors import ConfigError, suggestion
 
 EXPONENT_LIMIT = 60.0
 """Above this `exp` goes on along its tangent. exp(60) = 1e26, times a log-ratio of 1e4 and summed over a step, stays

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from burnish.algorithms.masking import fill_masked
 from burnish.algorithms.policy_losses.result import PolicyLoss, read_tokens
-from burnish.errors import ConfigError
-from burnish.words import suggestion
+from burnish.errors import ConfigError, suggestion
 
 DIVERGENCES = ("tv", "kl")
 

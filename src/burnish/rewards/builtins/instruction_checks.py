@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, nearest
 from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.rewards.builtins.sentences import count_sentences, words_as_printed
-from burnish.words import nearest
 
 _RELATIONS = ("less than", "at least")
 _CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")

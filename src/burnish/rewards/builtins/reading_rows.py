@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from burnish.errors import ConfigError
-from burnish.words import did_you_mean
+from burnish.errors import ConfigError, did_you_mean
 
 _TAGS = "think|thinking|thought|reasoning"
 _END_OF_THOUGHTS = re.compile(rf"</(?:{_TAGS})>|\[/THINK\]|◁/think▷|<\|channel\|>final<\|message\|>")

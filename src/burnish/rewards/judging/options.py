@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.config.section import NonNegativeInt, PositiveInt, Seconds, Section
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, suggestion
 from burnish.outside.reading import reading
 from burnish.rewards.judging.verdicts import AnswerFormat, Scale, UnreadableVerdictError
-from burnish.words import suggestion
 
 Form = Literal["score", "rubric", "pairwise", "steps"]
 NonNegative = Annotated[float, Field(ge=0)]

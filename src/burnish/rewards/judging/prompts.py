@@ -16,9 +16,8 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, suggestion
 from burnish.rewards.judging.verdicts import KEYS
-from burnish.words import suggestion
 
 Messages = tuple[Mapping[str, str], ...]
 """A conversation in the form of the API: role and content of each turn."""

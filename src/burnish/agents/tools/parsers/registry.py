@@ -12,10 +12,9 @@ from burnish.agents.tools.parsers.protocol import Schemas, ToolParser
 from burnish.agents.tools.parsers.tagged import Hermes, QwenXml
 from burnish.agents.tools.parsers.whole_turn import LlamaJson, Pythonic
 from burnish.agents.tools.schema import schema_of
-from burnish.errors import ConfigError, RolloutError
+from burnish.errors import ConfigError, RolloutError, did_you_mean
 from burnish.outside.plugins import calling_outside, find_class
 from burnish.types import Json
-from burnish.words import did_you_mean
 
 BUILT_INS: Mapping[str, ToolParser] = {
     "hermes": Hermes(),

@@ -32,13 +32,12 @@ from burnish.data.chat import uses_template
 from burnish.data.histories import HistoryEncoder
 from burnish.data.prompts import PromptSet
 from burnish.data.template import ChatFormat, Template
-from burnish.errors import ConfigError, DataError
+from burnish.errors import ConfigError, DataError, did_you_mean
 from burnish.outside.plugins import why_not
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.rl.setup.agents import Agents, open_agents, open_host
 from burnish.trainers.rl.setup.feeds import load_prompt_set, with_template
 from burnish.types import Json, Prompt, Tokenizer
-from burnish.words import did_you_mean
 
 REMOTE_AT_ONCE = 16
 """Calls of the tool `python` that a server runs at a time, unless the run file says otherwise."""
