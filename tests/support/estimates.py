@@ -7,7 +7,7 @@ from torch import Tensor
 
 from burnish.algorithms import shaping
 from burnish.algorithms.advantages import ESTIMATORS
-from burnish.algorithms.turns import as_single_turn
+from burnish.algorithms.masking import as_single_turn
 
 
 def estimate(name: str, scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tensor, **options: object) -> Tensor:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from burnish.algorithms.masking import divide, fill_masked
+from burnish.algorithms.masking import as_single_turn, count_turns, divide, fill_masked, lengths_within_turns
 from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row
-from burnish.algorithms.turns import as_single_turn, count_turns, lengths_within_turns
 from burnish.errors import ConfigError
 
 Count = Tensor | float
@@ -56,7 +55,7 @@ def turn_mean_token_mean(
     loss_BT: Tensor, mask_BT: Tensor, *, turn_index_BT: Tensor | None = None, num_turns: Count | None = None
 ) -> Tensor:
     """Every turn of the policy has the same weight: mean over its tokens, then over the turns of all rows. Without
-    `turn_index_BT` (see `burnish.algorithms.turns`) each row is one turn."""
+    `turn_index_BT` (see `burnish.algorithms.masking`) each row is one turn."""
     turns_BT = as_single_turn(mask_BT) if turn_index_BT is None else turn_index_BT
     loss_BT = fill_masked(loss_BT, mask_BT)
     shares_BT = loss_BT / lengths_within_turns(turns_BT, mask_BT).to(loss_BT.dtype)

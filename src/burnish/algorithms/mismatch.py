@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms import kl
-from burnish.algorithms.masking import fill_masked
+from burnish.algorithms.masking import fill_masked, sum_within_turns
 from burnish.algorithms.ratios import clamp_log_ratio, log_ratio
 from burnish.algorithms.ratios import ratio as policy_ratio
-from burnish.algorithms.turns import sum_within_turns
 from burnish.errors import ConfigError, suggestion
 from burnish.types import Metric, Reduction
 
@@ -81,7 +80,7 @@ def correction_weights(
             response as a whole and leave its tokens their own ratios, up to exp(20): `mask_mean` drops it if the
             geometric mean of the ratios is outside [low, high], `mask_max` if any of them is.
         low, high: bounds as absolute ratios, low <= 1 <= high.
-        turn_index_BT: for `turn`, see `burnish.algorithms.turns`; None if each row is one turn.
+        turn_index_BT: for `turn`, see `burnish.algorithms.masking`; None if each row is one turn.
 
     Raises ConfigError for an unknown level or mode, and for bounds without 1 between them.
     """

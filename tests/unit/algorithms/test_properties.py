@@ -18,12 +18,11 @@ from burnish.algorithms import kl, mismatch, shaping
 from burnish.algorithms.advantages import ESTIMATORS, discounted_returns
 from burnish.algorithms.aggregation import AGGREGATIONS, aggregate, count_sequences, count_tokens
 from burnish.algorithms.kl import KL_ESTIMATORS
-from burnish.algorithms.masking import masked_mean, masked_var, whiten
+from burnish.algorithms.masking import count_turns, masked_mean, masked_var, whiten
 from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.algorithms.preference_losses import best_of, bradley_terry
 from burnish.algorithms.ratios import entropy_from_logits
 from burnish.algorithms.token_losses import clipped_value
-from burnish.algorithms.turns import count_turns
 from burnish.types import Metric
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from burnish.algorithms.advantages import discounted_returns, dr_grpo, gae, gigpo, grpo, reinforce_plus_plus, turn_grpo
+from burnish.algorithms.masking import as_single_turn, count_turns, lengths_within_turns, sum_within_turns
 from burnish.algorithms.mismatch import correction_weights
 from burnish.algorithms.policy_losses import gspo, turn_gspo
 from burnish.algorithms.shaping import spread, token_rewards
-from burnish.algorithms.turns import as_single_turn, count_turns, lengths_within_turns, sum_within_turns
 
 NAN = float("nan")
 EXAMPLES = settings(max_examples=25, deadline=None, derandomize=True)

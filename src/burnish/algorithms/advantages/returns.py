@@ -3,7 +3,8 @@
 Time passes only at trained tokens. Across a masked span inside a response (such as the output of a tool) values and
 advantages are carried unchanged. Past the end they are 0, so padding and its width have no effect.
 
-With `turn_index_BT` (see `burnish.algorithms.turns`), gamma discounts once from a turn to the next, and not within one.
+With `turn_index_BT` (see `burnish.algorithms.masking`), gamma discounts once from a turn to the next, and not within
+one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Estimators for conversations: each turn of the policy is compared with turns of the other samples of its group.
 
 Time passes from turn to turn: gamma discounts once between two turns, however long they are. They read
-`turn_index_BT` (see `burnish.algorithms.turns`) and return `(advantages_BT, returns_BT)`, 0 in masked slots; both are
+`turn_index_BT` (see `burnish.algorithms.masking`) and return `(advantages_BT, returns_BT)`, 0 in masked slots; both are
 the same for all tokens of a turn. A row that is left out of the loss (its mask is all False) counts in the statistics
 of its group, as it does for the estimators of whole responses.
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from burnish.algorithms.masking import lengths_within_turns, sum_within_turns
 from burnish.algorithms.policy_losses.result import PolicyLoss, Tokens, read_tokens
 from burnish.algorithms.ratios import clamp_log_ratio
-from burnish.algorithms.turns import lengths_within_turns, sum_within_turns
 from burnish.errors import ConfigError
 
 
@@ -106,7 +106,7 @@ def turn_gspo(
 
     The unit is a turn, which the environment answers: one that moved far does not clip the others of its conversation.
     Ratios of turns: Li 2025 (https://arxiv.org/abs/2511.20718). Aggregate with turn_mean_token_mean. Without
-    `turn_index_BT` (see `burnish.algorithms.turns`) each row is one turn, and this is `gspo`.
+    `turn_index_BT` (see `burnish.algorithms.masking`) each row is one turn, and this is `gspo`.
     """
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     if turn_index_BT is None:

@@ -12,8 +12,7 @@ from torch import Tensor
 from burnish.algorithms import shaping
 from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import resolve_kl
-from burnish.algorithms.masking import masked_var
-from burnish.algorithms.turns import as_single_turn
+from burnish.algorithms.masking import as_single_turn, masked_var
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import ConfigError
 from burnish.forward.batch import Batch, present
