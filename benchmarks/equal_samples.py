@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import burnish
+from burnish.algorithms.statistics import mean_interval
 from burnish.cli import main as command
 from burnish.demo import DemoFolder
-from burnish.experiments.statistics import mean_interval
 from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import burnish
+from burnish.algorithms.statistics import mean_interval
 from burnish.cli import main as command
 from burnish.demo import DemoFolder, write_model
-from burnish.experiments.statistics import mean_interval
 
 STEPS, EVERY, ROWS, TOKENS = 60, 5, 1024, 10
 TUNING_SEED = 1000

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from burnish.algorithms.statistics import Interval
 from burnish.errors import ConfigError, needing
-from burnish.experiments.statistics import Interval
 from burnish.observability.atomic import writing
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")

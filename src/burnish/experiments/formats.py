@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from burnish.experiments.statistics import Interval
+from burnish.algorithms.statistics import Interval
 from burnish.types import Json
 
 _LATEX = {character: f"\\{character}" for character in "_%#&${}"} | {"~": "\\textasciitilde{}", "\\": "/"}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from burnish.algorithms.statistics import Interval, mean_interval, paired_difference, unpaired_difference
 from burnish.checkpointing.chaining import is_best_when_lowest
 from burnish.config.kinds import find_kind
 from burnish.errors import ConfigError, DataError, suggestion
@@ -29,7 +30,6 @@ from burnish.experiments.runs import (
     split_by,
     without_repetition,
 )
-from burnish.experiments.statistics import Interval, mean_interval, paired_difference, unpaired_difference
 from burnish.types import Json
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.experiments.statistics import mean_interval, paired_difference, t_quantile, unpaired_difference
+from burnish.algorithms.statistics import mean_interval, paired_difference, t_quantile, unpaired_difference
 
 PRINTED = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 29: 2.045, 120: 1.980}
 numbers = st.lists(st.floats(-100, 100), min_size=2, max_size=6)
