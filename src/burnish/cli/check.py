@@ -74,7 +74,7 @@ def check_rewards(
     burnish check --list
     """
 
-    from burnish.cli.run_files import load_any_run_file
+    from burnish.cli.arguments import load_any_run_file
     from burnish.config.kinds import find_kind, load
 
     console = Console()

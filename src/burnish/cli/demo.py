@@ -95,7 +95,7 @@ demonstrations are wrong, on purpose.
 def train(folder: DemoFolder, console: Console) -> None:
     """Train twice from the run files, exactly as `burnish sft` and `burnish rl` would."""
     from burnish.api.training import trained
-    from burnish.cli.run_files import load_any_run_file
+    from burnish.cli.arguments import load_any_run_file
     from burnish.config.loading import flat_values
 
     imitating, learning = (load_any_run_file(str(file), ()) for file in (folder.sft_file, folder.rl_file))

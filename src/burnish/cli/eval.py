@@ -37,7 +37,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     from burnish.api.evaluating import measured
     from burnish.api.run import ONLY_TRAINS, no_run, run_config, with_saved_tokenizer
     from burnish.checkpointing.chaining import find_checkpoint
-    from burnish.cli.run_files import load_any_run_file
+    from burnish.cli.arguments import load_any_run_file
     from burnish.models.loading_bars import hide_loading_bars
 
     console, weights = Console(), None

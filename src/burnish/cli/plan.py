@@ -87,8 +87,8 @@ def show_plan(
     burnish plan run.yaml --slurm --sbatch=time=24:00:00 > run.sbatch
     """
 
+    from burnish.cli.arguments import load_any_run_file
     from burnish.cli.described_plan import described_lines, json_of
-    from burnish.cli.run_files import load_any_run_file
     from burnish.cli.simulated_plan import SimulationOptions, refuse_beside, show_simulation
     from burnish.machine.memory import uncollected
 

@@ -56,7 +56,7 @@ def run_sweep(
     burnish sweep sft.yaml optimization.learning_rate=1e-3,1e-4 --plan
     burnish sweep run.yaml seed=0..4 cluster.threads=1 --jobs 2
     """
-    from burnish.cli.run_files import load_any_run_file
+    from burnish.cli.arguments import load_any_run_file
     from burnish.experiments.settings import OUTPUT, read_listed, settings_of
     from burnish.experiments.sweep import checked_runs, train_all
     from burnish.observability.console import say
@@ -96,7 +96,7 @@ def _conclusion(runs: Sequence[SweptRun]) -> list[str]:
 def _show_plan(file: str, runs: Sequence[SweptRun], jobs: int, console: Console) -> None:
     """A line for each run, and the hours and memory of all."""
     from burnish.api.planning import plan_of
-    from burnish.cli.run_files import load_any_run_file
+    from burnish.cli.arguments import load_any_run_file
     from burnish.cli.tables import show_table
     from burnish.observability.console import duration, say
     from burnish.planning.memory import bytes_in_words

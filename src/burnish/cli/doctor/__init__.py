@@ -71,7 +71,7 @@ def examine_machine(model: Model = None, as_json: AsJson = False, quick: Quick =
 def _about(given: str) -> RunConfig | Path:
     """The run of a run file or of a run's folder, or a model's folder. ConfigError for anything else."""
     from burnish.checkpointing.run import CONFIG_FILE
-    from burnish.cli.run_files import load_any_run_file
+    from burnish.cli.arguments import load_any_run_file
 
     path = Path(given).expanduser()
     if (path / "config.json").is_file():
