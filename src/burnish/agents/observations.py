@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from burnish.data.chat import encode_bare
-from burnish.data.plain_tokens import PlainEncoder, marks, pieces
+from burnish.data.histories import PlainEncoder, marks, pieces
 from burnish.data.template import Template, template_reads
 from burnish.errors import DataError
 from burnish.types import Json, Message

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from burnish.agents.observations import ObservationFormat, rewrites
 from burnish.data.chat import encode_bare
-from burnish.data.plain_tokens import PlainEncoder
+from burnish.data.histories import PlainEncoder
 from burnish.data.template import Template
 from burnish.errors import DataError
 from burnish.models.characters import character_tokenizer

@@ -13,8 +13,7 @@ from burnish.agents.tools.calls import Parsed, ToolCall, id_of_calls
 from burnish.agents.tools.parsers.protocol import ToolParser
 from burnish.agents.tools.parsers.registry import AUTO, Render, find_parser, recognise
 from burnish.data.chat import encode_bare, encode_text, text_of_tokens
-from burnish.data.histories import HistoryEncoder
-from burnish.data.plain_tokens import PlainEncoder
+from burnish.data.histories import HistoryEncoder, PlainEncoder
 from burnish.data.template import Template, readable_options
 from burnish.errors import ConfigError, DataError
 from burnish.outside.listening import RefusedError, wrong

@@ -20,7 +20,7 @@ from burnish.agents.endpoint.request_queue import Order
 from burnish.agents.endpoint.requests import Terms, read_chat, read_completion, read_tokens
 from burnish.agents.endpoint.trajectory import Room, Trajectory
 from burnish.agents.endpoint.turns import TurnSampler
-from burnish.data.plain_tokens import PlainEncoder
+from burnish.data.histories import PlainEncoder
 from burnish.models.characters import character_tokenizer
 from burnish.outside.listening import RefusedError
 from burnish.rollouts.engine import Sampling
