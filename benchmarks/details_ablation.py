@@ -29,9 +29,8 @@ from burnish.cli import main as burnish
 from burnish.config.loading import load_run_file
 from burnish.config.schema import RlConfig
 from burnish.observability.history import read_history
-from burnish.observability.metrics import MetricStore
+from burnish.observability.metrics import MetricStore, Stopwatch
 from burnish.trainers.rl.setup.parts import open_rl_run
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 EXAMPLE = Path("examples/stylistic_continuation")
 PAGE = Path("benchmarks/results/details_ablation.md")

@@ -16,13 +16,13 @@ from workloads import KL_COEF, LEARNING_RATE, MAX_PROMPT_TOKENS, Workload, respo
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
+from burnish.observability.metrics import Stopwatch
 from burnish.rollouts.local import engine as local_engine
 from burnish.rollouts.local.rows import SampledRow, rows_for
 from burnish.trainers.outer_loop import save
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup.parts import open_rl_run
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 REWARD = Path(__file__).parent / "reward.py"
 TOOL = Path(__file__).parent / "look_up.py"

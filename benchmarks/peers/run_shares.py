@@ -21,8 +21,8 @@ from burnish.kernels.attention import AttentionKernels
 from burnish.kernels.decoding import DecodeKernels
 from burnish.kernels.products import ProductKernels
 from burnish.kernels.training import TrainKernels
+from burnish.observability.metrics import Stopwatch
 from burnish.trainers.rl.setup.parts import open_rl_run
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 KINDS = (
     ("products", ("mm", "addmm", "addmm_", "bmm", "_linear_pointwise", "multiply")),

@@ -29,11 +29,10 @@ from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig
 from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Critic
-from burnish.observability.metrics import MetricStore
+from burnish.observability.metrics import MetricStore, Stopwatch
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.loop import RlRun, steer_kl
 from burnish.trainers.rl.setup.critic import critic_settings
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Rollout, Turn
 
 CRITICS = ("separate", "shared")

@@ -17,6 +17,7 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
+from burnish.observability.metrics import Stopwatch
 from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.lessons import Lesson, Lessons
@@ -24,7 +25,6 @@ from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup.critic import build_value_objective
 from burnish.trainers.rl.setup.objective import build_objective
 from burnish.trainers.rl.setup.parts import build_kl, open_rl_run
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 
 @contextmanager

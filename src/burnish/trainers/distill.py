@@ -30,7 +30,7 @@ from burnish.models.reference import PromptScorer
 from burnish.models.roles import DistilledPolicy, Objective, Policy
 from burnish.models.tokenizers import load_tokenizer
 from burnish.observability.console import say
-from burnish.observability.metrics import MetricStore
+from burnish.observability.metrics import MetricStore, Stopwatch
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import Preview
 from burnish.rollouts.engine import RolloutEngine, Sampling
@@ -44,7 +44,6 @@ from burnish.trainers.rl.objective import DistillObjective
 from burnish.trainers.run_folder import record_paths, recorded_paths
 from burnish.trainers.sft import SftRun, build_sft_batch, open_policy, open_sft_run, texts_of
 from burnish.trainers.teacher_cache import KeptTeacher, ScoreTexts, keep
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import RolloutRequest, Tokenizer
 
 

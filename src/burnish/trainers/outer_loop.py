@@ -28,7 +28,7 @@ from burnish.models.roles import Learner
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
 from burnish.observability.ending import RunEnding, write_ending
-from burnish.observability.metrics import MetricStore
+from burnish.observability.metrics import MetricStore, Stopwatch
 from burnish.observability.timeline import Processes, nobody
 from burnish.outside.plugins import describe_failure
 from burnish.outside.shortage import naming_shortages
@@ -39,7 +39,6 @@ from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.run_folder import Workplace, open_workplace, record_paths, recorded_paths
 from burnish.trainers.telemetry.journal import Journal, open_journal
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 STATE_NAME = "training_state"
 

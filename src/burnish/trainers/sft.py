@@ -34,7 +34,7 @@ from burnish.models.reward_learner import RewardLearner
 from burnish.models.roles import Learner, Objective, Policy
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
-from burnish.observability.metrics import MetricStore, mean, total
+from burnish.observability.metrics import MetricStore, Stopwatch, mean, total
 from burnish.rollouts.noise import sample_key
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, beginning, check_warmup, trained_on
@@ -42,7 +42,6 @@ from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.rl.batching import padded
 from burnish.trainers.rl.objective import LikelihoodObjective
 from burnish.trainers.telemetry.divergence import keeping_batch
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Tokenizer
 
 OpenedPolicy = AbstractContextManager[OpenedModel[Policy]]

@@ -25,7 +25,7 @@ from burnish.models.roles import Learner, Policy
 from burnish.models.saved import SavedPolicy
 from burnish.models.tokenizers import require_same_tokens
 from burnish.observability.console import say
-from burnish.observability.metrics import MetricStore, total
+from burnish.observability.metrics import MetricStore, Stopwatch, total
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.outer_loop import Beginning, OpenLearner, Training, beginning, trained_on
 from burnish.trainers.preferences.batches import build_batch, mismatched, plain_batch, responses_of
@@ -37,7 +37,6 @@ from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rul
 from burnish.trainers.reward_model.preference_metrics import LengthRule
 from burnish.trainers.sft import open_policy, response_ends, unheard_end
 from burnish.trainers.telemetry.divergence import keeping_batch
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction
 
 

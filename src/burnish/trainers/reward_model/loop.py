@@ -34,13 +34,12 @@ from burnish.models.reward_model import PromptResponse, Readout, new_reward_mode
 from burnish.models.roles import Learner, ObjectiveValue
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
-from burnish.observability.metrics import MetricStore, total
+from burnish.observability.metrics import MetricStore, Stopwatch, total
 from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, beginning, check_warmup, trained_on
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, check_measured, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
 from burnish.trainers.sft import opened_with, unheard_end
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction, Tokenizer
 
 ComparedT = TypeVar("ComparedT", bound=ComparedFields)

@@ -15,13 +15,12 @@ import torch
 from burnish.algorithms.shaping import overlong_penalty
 from burnish.config.schema import RlConfig
 from burnish.data.feeds import Drawn, Positions
-from burnish.observability.metrics import MetricStore
+from burnish.observability.metrics import MetricStore, Stopwatch
 from burnish.rewards.protocol import RewardScorer
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.outages import Patience, check_scores
 from burnish.trainers.rl.setup.domains import Domains
 from burnish.trainers.telemetry.groups import describe_audits, describe_domains, describe_groups, describe_penalties
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest, Sample
 
 Overlaps = Literal["all", "waiting", "none"]

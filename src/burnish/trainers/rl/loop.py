@@ -32,7 +32,7 @@ from burnish.models.roles import (
     ValueObjective,
     count_denominators,
 )
-from burnish.observability.metrics import MetricStore, mean, total
+from burnish.observability.metrics import MetricStore, Stopwatch, mean, total
 from burnish.observability.recorder import TokenValues
 from burnish.rollouts.outages import Patience
 from burnish.trainers.outer_loop import Controller, Training
@@ -49,7 +49,6 @@ from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.groups import without_scores
 from burnish.trainers.telemetry.moments import derive
 from burnish.trainers.telemetry.rollout_notes import rollout_notes
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction
 
 TokenSelection = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]

@@ -12,12 +12,12 @@ from plain_samples import Feed, domains_of, plain_rollout
 from burnish.config.domains import ALL
 from burnish.config.schema import RlConfig
 from burnish.errors import OutageError
+from burnish.observability.metrics import Stopwatch
 from burnish.rollouts import outages
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.outages import Patience
 from burnish.trainers.rl.collection import Collector, Overlaps, penalised
 from burnish.trainers.telemetry.groups import describe_groups
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Prompt, RewardStatus, Rollout, RolloutGroup, RolloutRequest
 
 Reward = Callable[[Prompt, Rollout], float | None]

@@ -15,12 +15,12 @@ from burnish.config.domains import ALL
 from burnish.data.feeds import Drawn, EncodedPrompt
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
+from burnish.observability.metrics import Stopwatch
 from burnish.rollouts.outages import Patience
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.supply import Supply, SupplyAhead, from_text, to_text
 from burnish.trainers.rl.supply.threaded import SupplyAside, SupplyPartial
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import FinishReason, Metric, Prompt, Reduction, RewardStatus, Rollout, RolloutGroup
 
 LAST = 6

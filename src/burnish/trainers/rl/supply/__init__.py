@@ -16,11 +16,11 @@ from typing import Any
 from burnish.data.feeds import Positions
 from burnish.errors import BurnishError
 from burnish.models.weights import Weights
+from burnish.observability.metrics import Stopwatch
 from burnish.rollouts.engine import let_rest
 from burnish.trainers.outer_loop import Controller, Progress
 from burnish.trainers.rl.collection import Collected, Collector, penalised
 from burnish.trainers.telemetry.groups import check_versions, describe_staleness
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction, Rollout, RolloutGroup
 
 

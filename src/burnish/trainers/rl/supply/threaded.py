@@ -15,12 +15,12 @@ from typing import Protocol
 
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
+from burnish.observability.metrics import Stopwatch
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.supply import SupplyAhead
 from burnish.trainers.telemetry.groups import describe_renewal
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 _LOOK_SECONDS = 1.0
 _END_SECONDS = 10.0

@@ -10,9 +10,9 @@ from typing import Any
 from plain_samples import Feed, domains_of, plain_rollout
 
 from burnish.config.schema import RlConfig
+from burnish.observability.metrics import Stopwatch
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.trainers.rl.collection import Collected, Collector
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Prompt, RewardStatus, Rollout, RolloutRequest
 
 
