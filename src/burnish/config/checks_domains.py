@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from burnish.config import names
 from burnish.config.domains import DomainSettings, domain_settings, sources_of, stages
 from burnish.config.problems import Problem
+from burnish.config.schema_domains import RewardConfig
 from burnish.config.schema_evaluation import RlEvaluationConfig
-from burnish.config.schema_reward import RewardConfig
 from burnish.config.schema_rl import RlFields
 from burnish.config.schema_rollout import ConversationConfig
 from burnish.errors import did_you_mean, suggestion

@@ -14,8 +14,8 @@ from burnish.config.schema_domains import DifficultyConfig, DomainConfig
 
 if TYPE_CHECKING:
     from burnish.config.schema_data import DataSource
+    from burnish.config.schema_domains import RewardConfig
     from burnish.config.schema_evaluation import RlEvaluationConfig
-    from burnish.config.schema_reward import RewardConfig
     from burnish.config.schema_rl import RlFields
     from burnish.config.schema_rollout import ConversationConfig
     from burnish.config.schema_teacher import TeacherConfig

@@ -17,8 +17,8 @@ from burnish.config.checks_rm import check_rm
 from burnish.config.preset_layer import own_section
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import TrainersConfig
+from burnish.config.schema_domains import RewardConfig
 from burnish.config.schema_optimization import SftOptimizationConfig
-from burnish.config.schema_reward import RewardConfig
 from burnish.config.schema_rl import AlgorithmConfig, CriticConfig, RlFields, SandboxConfig, ScoringConfig
 from burnish.config.schema_rm import RmFields
 from burnish.config.schema_rollout import RolloutConfig

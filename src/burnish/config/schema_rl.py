@@ -13,10 +13,9 @@ from burnish.config.presets import PRESETS, Preset
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import ClusterConfig
 from burnish.config.schema_data import DataSource
-from burnish.config.schema_domains import DomainConfig
+from burnish.config.schema_domains import DomainConfig, Reward, RewardConfig
 from burnish.config.schema_evaluation import RlEvaluationConfig
 from burnish.config.schema_optimization import RlOptimizationConfig
-from burnish.config.schema_reward import Reward, RewardConfig, VariableName
 from burnish.config.schema_rollout import ConversationConfig, RolloutConfig
 from burnish.config.schema_run import RlLoggingConfig, RunConfig
 from burnish.config.schema_teacher import OWN_POLICY, Teacher, TeacherConfig
@@ -28,6 +27,7 @@ from burnish.config.section import (
     PositiveInt,
     Seconds,
     Section,
+    VariableName,
     as_list,
     refused_word,
     shorthand,

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from burnish.config import names
-from burnish.config.schema_reward import VariableName
 from burnish.config.section import (
     Count,
     NamedPlace,
@@ -19,6 +18,7 @@ from burnish.config.section import (
     Seconds,
     Section,
     Temperature,
+    VariableName,
     as_list,
 )
 

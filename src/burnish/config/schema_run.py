@@ -13,9 +13,9 @@ from burnish.config.presets import Preset
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import Offloaded, TrainersConfig
 from burnish.config.schema_data import DataConfig, DataSource, ModelConfig, places_of_sources
+from burnish.config.schema_domains import RewardConfig
 from burnish.config.schema_evaluation import EvaluationConfig, StopConfig
 from burnish.config.schema_optimization import OptimizationConfig
-from burnish.config.schema_reward import RewardConfig
 from burnish.config.section import (
     IsSet,
     NamedPlace,

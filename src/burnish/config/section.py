@@ -39,6 +39,8 @@ Seconds = Annotated[float, Field(ge=0.001, le=1_000_000)]
 """A time limit. The upper bound (11 days) is one that timers of operating systems still accept."""
 Temperature = Annotated[float, Field(ge=0.001)]
 """Dividing logits by a lower one overflows to infinity."""
+VariableName = Annotated[str, Field(pattern=r"^[^=\s\x00]+$")]
+"""Name of an environment variable."""
 
 _MAX_WHOLE_NUMBER = 2**63 - 1
 _FLOAT32 = (1e-30, 1e30)
