@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.machine.container import ContainerLimits, allowed_cores, container_limits
+from burnish.machine.resources import ContainerLimits, allowed_cores, container_limits
 
 GIB = 1 << 30
 CASES: dict[str, tuple[str, dict[str, str], ContainerLimits]] = {

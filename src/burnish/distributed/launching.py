@@ -18,7 +18,7 @@ from burnish.distributed.peers import Peer, ProcessSpec
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.team import Rendezvous
 from burnish.distributed.weight_transfer import SealedWeights, SharedWeights
-from burnish.machine.device import gpu_number
+from burnish.machine.resources import gpu_number
 from burnish.models.weights import Weights
 
 

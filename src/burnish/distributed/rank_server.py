@@ -17,7 +17,7 @@ from burnish.distributed.pulse import Pulse
 from burnish.distributed.rank_store import RankStore
 from burnish.distributed.server import MemoryGate, serve
 from burnish.errors import BurnishError
-from burnish.machine.device import gpu_number
+from burnish.machine.resources import gpu_number
 from burnish.outside.supervise import end_own_group, ignore_stop_signals
 
 

@@ -29,7 +29,7 @@ from burnish.config.schema import RunConfig
 from burnish.config.yaml_text import dump_yaml
 from burnish.errors import CheckpointError, ConfigError
 from burnish.experiments.settings import OUTPUT, Setting, settings_of
-from burnish.machine.device import gpu_shares, visible_gpus
+from burnish.machine.resources import gpu_shares, visible_gpus
 from burnish.observability.atomic import disk_errors
 from burnish.observability.console import duration
 from burnish.observability.ending import read_ending

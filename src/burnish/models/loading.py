@@ -28,8 +28,8 @@ from burnish.forward.recomputing import allow_recomputing
 from burnish.forward.router_loss import RouterLoss
 from burnish.kernels.decoding import decode_kernels
 from burnish.kernels.products import product_kernels
-from burnish.machine.device import resolve_device
 from burnish.machine.memory import use_large_pages
+from burnish.machine.resources import resolve_device
 from burnish.models.folders import (
     check_model_folder,
     check_number_types,

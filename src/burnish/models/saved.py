@@ -14,7 +14,7 @@ from torch import Tensor
 from burnish.config.schema_data import ModelConfig
 from burnish.forward.batch import Batch
 from burnish.forward.logprobs import plain_token_scores
-from burnish.machine.container import free_memory
+from burnish.machine.resources import free_memory
 from burnish.models.loading import LoadedModel, sampled_ids
 from burnish.models.loading_bars import without_loading_bars
 from burnish.models.roles import Policy

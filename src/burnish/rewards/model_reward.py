@@ -23,7 +23,7 @@ from burnish.config.section import PositiveInt, Section
 from burnish.data.chat import encode_bare, encode_prompt
 from burnish.data.template import Chat, ChatFormat
 from burnish.errors import DataError, RewardError
-from burnish.machine.device import resolve_device
+from burnish.machine.resources import resolve_device
 from burnish.models.resting import Resting, rest_frozen
 from burnish.models.reward_model import PromptResponse, RewardModel, check_reward_folder, load_reward_model
 from burnish.models.tokenizers import same_tokens

@@ -11,7 +11,7 @@ from burnish.config.schema_data import ModelConfig
 from burnish.data.chat import encode_prompt
 from burnish.errors import ConfigError, DataError
 from burnish.forward.fast_paths import FastPaths
-from burnish.machine.device import resolve_device
+from burnish.machine.resources import resolve_device
 from burnish.models.folders import resolve_source
 from burnish.models.loading import load_model
 from burnish.rewards.judging.local import ModelAnswer

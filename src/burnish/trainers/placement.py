@@ -14,7 +14,7 @@ import torch
 from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.forward.race import RaceResult, tokens_for
 from burnish.forward.verdicts import Key, own_cache
-from burnish.machine.container import allowed_cores, container_limits
+from burnish.machine.resources import allowed_cores, container_limits
 from burnish.planning.machines import Machine, Speed
 from burnish.planning.model_facts import (
     ModelFacts,

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
-from burnish.machine.device import resolve_device
+from burnish.machine.resources import resolve_device
 from burnish.models import loading
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import align_weights, load_model

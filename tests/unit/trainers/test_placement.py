@@ -15,7 +15,7 @@ from burnish.errors import ConfigError
 from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.machine import processor
-from burnish.machine.container import ContainerLimits
+from burnish.machine.resources import ContainerLimits
 from burnish.planning.machines import Machine
 from burnish.planning.model_facts import read_model_facts
 from burnish.planning.processes import seats_of

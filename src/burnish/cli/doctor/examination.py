@@ -23,7 +23,7 @@ from typing import Literal
 from burnish import __version__
 from burnish.errors import ConfigError, KernelError, SandboxError
 from burnish.machine import processor
-from burnish.machine.container import allowed_cores, container_limits, free_memory
+from burnish.machine.resources import allowed_cores, container_limits, free_memory
 from burnish.outside.plugins import installed_version
 from burnish.planning.memory import bytes_in_words
 

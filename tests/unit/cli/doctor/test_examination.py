@@ -25,7 +25,7 @@ from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import own_cache
 from burnish.kernels import build
 from burnish.machine import processor
-from burnish.machine.container import ContainerLimits
+from burnish.machine.resources import ContainerLimits
 from burnish.sandbox import trial
 
 REPOSITORY = Path(__file__).resolve().parents[4]

@@ -29,7 +29,7 @@ from burnish.data.overlap import Asked, find_overlap
 from burnish.data.prompts import DomainRows, PromptSet, check_bound_rewards, read_prompts
 from burnish.data.sources import needs_download
 from burnish.errors import CheckpointError, ConfigError, ModelError
-from burnish.machine.device import resolve_device
+from burnish.machine.resources import resolve_device
 from burnish.models.folders import check_model_folder, resolve_source
 from burnish.models.tokenizers import load_tokenizer
 from burnish.models.weight_checks import check_token_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from burnish.machine.device import gpu_number, gpu_shares
+from burnish.machine.resources import gpu_number, gpu_shares
 
 
 def test_a_gpu_is_named_as_this_process_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
