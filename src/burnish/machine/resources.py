@@ -1,4 +1,4 @@
-"""What this process may use: the device that a setting names, GPUs and their division between processes that it starts,
+"""Resources of this process: the device that a setting names, GPUs and their division between processes that it starts,
 processors, and memory.
 
 Containers (Docker, Kubernetes, Slurm) limit processors and memory by control groups. PyTorch does not look at them: it
