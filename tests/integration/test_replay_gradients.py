@@ -122,8 +122,9 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert [row["algorithm"] for row in rows] == ["as recorded", "algorithm.kl_in=none", "rloo", "estimator=grpo"]
     assert {row["step"] for row in rows} == {3}
     assert (written / "gradients.svg").read_text().count("<rect") == 1 + 3 * 4
-    assert main(["replay", str(folder), "--gradients", "--algorithms", "grpo"]) == 2
-    assert "did not record" in capsys.readouterr().err
+    for name, why in {"grpo": "did not record", "remax": "is trained on (greedy response without a score)"}.items():
+        assert main(["replay", str(folder), "--gradients", "--algorithms", name]) == 2
+        assert why in capsys.readouterr().err
     assert main(["replay", str(folder), "--algorithms", "rloo"]) == 2
 
 

@@ -147,9 +147,13 @@ def signal_to_noise(total_square: float, group_squares: Sequence[float]) -> floa
 def _minibatch(name: str, replayer: Replayer, recorded: ReplayedStep, policy: LocalPolicy) -> Batch:
     """The step as one minibatch, with its rows in the order of the loop."""
     config, (estimator, loss, numbers) = replayer.config, resolve_algorithm(replayer.config.algorithm)
-    batch = replayer.credited(recorded).batch
+    credited = replayer.credited(recorded)
+    batch, why = credited.batch, ", ".join(sorted({why for why in credited.why_left_out.values() if why}))
     if batch is None or not bool(batch.loss_mask.any()):
-        raise ConfigError(f"{name}: no response of step {recorded.step} is trained on", remedy="choose another step")
+        raise ConfigError(
+            f"{name}: no response of step {recorded.step} is trained on{why and f' ({why})'}",
+            remedy="choose another step, or a run that recorded what this algorithm needs",
+        )
     if config.algorithm.kl_in == "loss" and batch.ref_logprobs is None:
         raise ConfigError(
             f"{name}: algorithm.kl_in is loss and needs ref_logprobs, which step {recorded.step} did not record",
