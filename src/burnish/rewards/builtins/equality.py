@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from burnish.rewards.builtins.expressions import (
@@ -33,7 +33,10 @@ MAX_ITEMS = 200
 
 @dataclass(frozen=True, slots=True)
 class Words:
+    """`as_written` keeps capital letters: `qV` may be the product of q and V."""
+
     text: str
+    as_written: str = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,8 @@ _LABELLED = re.compile(
 )
 _MODULUS = re.compile(r'(.+?)\s*\(?\s*(?:\\p?mod\b|"mod"|(?<=[( ])mod )\s*\{?\s*(\d+)\s*\}?\s*\)?$')
 _NEXT_UNIT = re.compile(r'(?<=[A-Za-z"])\s+(?=\d)')
+_LETTERS = re.compile(r"(?=.*[a-z])[A-Za-z]{2,6}")
+"""A word that may be the product of its letters, if the other answer is one. Capitals alone may be an order."""
 _FUNCTION = re.compile(rf"(?<![\\A-Za-z])(?:{'|'.join(sorted(MATH_WORDS))})(?![A-Za-z])")
 _INFINITY = read_expression(r"\alpha_{infinity}")
 _NOTHING = frozenset(("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "empty"))
@@ -240,7 +245,7 @@ def _words(text: str) -> Words | None:
         return None
     if '"' not in text and not re.fullmatch(r"(?:a\s(?=\w{3}))?[^\W\d_]{2,}(?:[\s.,;:!'-]+[^\W\d_]+)*[.!]?", bare):
         return None
-    return Words(re.sub(r"^(?:an?|the)\s|[\s.,;:!'-]+", " ", bare.casefold()).strip())
+    return Words(re.sub(r"^(?:an?|the)\s|[\s.,;:!'-]+", " ", bare.casefold()).strip(), bare)
 
 
 def _both_signs(text: str) -> Several:
@@ -502,6 +507,8 @@ def _same(gold: Value, answer: Value) -> bool:
             return _same_equation(gold, answer)
         case (Words(), Words()) | (Clock(), Clock()) | (Ratio(), Ratio()):
             return gold == answer
+        case (Words(as_written=word), Quantity() as product) | (Quantity() as product, Words(as_written=word)):
+            return bool(_LETTERS.fullmatch(word)) and _same_quantity(_quantity(" ".join(word)), product)
         case Quantity(), Ratio():
             return _same_ratio(gold, answer)
         case Ratio(), Quantity():
