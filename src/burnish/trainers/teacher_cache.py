@@ -1,8 +1,8 @@
 """A teacher's likeliest tokens at each token of given texts, kept in a folder that any number of runs may read.
 
 `teacher.json` says whose they are and at which settings. Each file beside it has some of the texts: for each, by its
-digest, the ids (T, k) and log-probabilities (T, k + 1) of `Likeliest` at its T response tokens. A file gets its name
-when it is complete, so a killed run goes on with the texts that are missing.
+digest, the ids (T, k) and log-probabilities (T, k + 1) of `Likeliest` at its T response tokens. A file gets its name,
+the digest of its bytes, when it is complete, so a killed run goes on with the texts that are missing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from burnish.outside.reading import read_json, reading
 
 TEXTS_AT_ONCE = 256
 """Texts of a file, which are scored together."""
+_DELETE = "delete that file, and start again"
 ScoreTexts = Callable[[Sequence[Text]], Sequence[Likeliest]]
 """The likeliest tokens at the response tokens of each text."""
 
@@ -81,6 +82,7 @@ def keep(
         )
     with disk_errors(f"write to teacher.cache {folder}", folder, ConfigError):
         folder.mkdir(parents=True, exist_ok=True)
+    _check_bytes(folder)
     held = _files(folder)
     missing = [text for digest, text in {_digest(text): text for text in texts}.items() if digest not in held]
     if missing:
@@ -96,20 +98,28 @@ def keep(
 
 
 def _write(folder: Path, texts: Sequence[Text], scores: Sequence[Likeliest]) -> None:
-    target = folder / f"{_digest(texts[0])}.safetensors"
-    partial = target.with_suffix(f".{os.getpid()}.partial")
+    partial = folder / f"{_digest(texts[0])}.{os.getpid()}.partial"
     named = [(_digest(text), likeliest) for text, likeliest in zip(texts, scores, strict=True)]
     ids = {f"ids {digest}": likeliest.ids_NK.int() for digest, likeliest in named}
-    write_tensors(partial, ids | {digest: likeliest.logprobs_NC.float() for digest, likeliest in named})
+    sha256 = write_tensors(partial, ids | {digest: likeliest.logprobs_NC.float() for digest, likeliest in named})
     fsync(partial)
-    partial.replace(target)
+    partial.replace(folder / f"{sha256}.safetensors")
+
+
+def _check_bytes(folder: Path) -> None:
+    """Raise ModelError for a file whose bytes are not the written ones."""
+    for path in folder.glob("*.safetensors"):
+        with reading(f"teacher.cache: {path}", ModelError, remedy=_DELETE), path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != path.stem:
+            raise ModelError(f"teacher.cache: {path} is damaged: its bytes are not the written ones", remedy=_DELETE)
 
 
 def _files(folder: Path) -> dict[str, Any]:
     """The file of each tensor, by the tensor's name."""
     found: dict[str, Any] = {}
     for path in folder.glob("*.safetensors"):
-        with reading(f"teacher.cache: {path}", ModelError, remedy="delete that file, and start again"):
+        with reading(f"teacher.cache: {path}", ModelError, remedy=_DELETE):
             file = safe_open(path, framework="pt")
             found |= dict.fromkeys(file.keys(), file)
     return found

@@ -15,7 +15,7 @@ import pytest
 import torch
 from batches import batch_of
 
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, ModelError
 from burnish.forward.batch import Text
 from burnish.forward.divergences import Compared, HeadInput, Likeliest
 from burnish.forward.scoring import ResponsePositions
@@ -65,6 +65,10 @@ def test_each_text_is_scored_once_and_of_one_teacher(tmp_path: Path) -> None:
     keep(tmp_path, ABOUT, TEXTS, lambda: pytest.fail("nothing is missing"), print)
     with pytest.raises(ConfigError, match=r"another teacher or other settings \(files\)"):
         keep(tmp_path, {**ABOUT, "files": {}}, TEXTS, noting(asked), print)
+    file = next(tmp_path.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ModelError, match=rf"{file.name} is damaged"):
+        keep(tmp_path, ABOUT, TEXTS, noting(asked), print)
 
 
 @pytest.mark.slow

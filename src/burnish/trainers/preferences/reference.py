@@ -48,14 +48,14 @@ class KeptReference:
     ) -> KeptReference:
         """Read what an earlier start of the run has kept, else compute it and keep it. `name`: of the reference."""
         distinct = list(dict.fromkeys(texts))
-        path, mark = folder / REFERENCE_FILE, _fingerprint(distinct, name)
-        flat = _kept(path, mark)
+        path = folder / REFERENCE_FILE
+        flat = _kept(path, distinct, name)
         if flat is None:
             tokens = sum(len(response) for _, response in distinct)
             say(f"reference {name}: computing log-probabilities of {len(distinct):,} responses ({tokens:,} tokens)")
             flat = _computed(distinct, score)
             partial = path.with_suffix(".partial")
-            write_tensors(partial, {mark: flat})
+            write_tensors(partial, {_fingerprint(distinct, name, flat): flat})
             partial.replace(path)
         return _cut(distinct, flat)
 
@@ -75,17 +75,19 @@ def _computed(texts: Sequence[Text], score: ScoreTexts) -> Tensor:
     return torch.cat(found)
 
 
-def _kept(path: Path, mark: str) -> Tensor | None:
-    """The numbers in the file, if it is complete and belongs to these texts and this reference."""
+def _kept(path: Path, texts: Sequence[Text], name: str) -> Tensor | None:
+    """The numbers in the file, if it is as it was written, and belongs to these texts and this reference."""
     try:
         with safe_open(path, framework="pt") as file:
-            return file.get_tensor(mark) if mark in file.keys() else None  # noqa: SIM118  no mapping
+            kept = {mark: file.get_tensor(mark) for mark in file.keys()}  # noqa: SIM118  no mapping
     except (OSError, SafetensorError):
         return None
+    return next((flat for mark, flat in kept.items() if mark == _fingerprint(texts, name, flat)), None)
 
 
-def _fingerprint(texts: Sequence[Text], name: str) -> str:
+def _fingerprint(texts: Sequence[Text], name: str, flat: Tensor) -> str:
     digest = hashlib.sha256(name.encode())
+    digest.update(flat.numpy().tobytes())
     for prompt, response in texts:
         digest.update(np.array([len(prompt), *prompt, len(response), *response], dtype=np.int64).tobytes())
     return digest.hexdigest()
