@@ -21,7 +21,8 @@ from burnish.models.loading import LoadedModel
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import OnFinished, Requests, RolloutEngine, Sampling
 from burnish.trainers.rl.setup.conversations import open_partner, talk_with
-from burnish.trainers.rl.setup.domains import build_sampling, load_prompt_set, with_template
+from burnish.trainers.rl.setup.domains import build_sampling
+from burnish.trainers.rl.setup.feeds import load_prompt_set, with_template
 from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest, Tokenizer
 
 EngineFor = Callable[[int], tuple[RolloutEngine, int]]

@@ -17,7 +17,7 @@ from burnish.data.prompts import load_prompts
 from burnish.data.sft import load_sft_examples
 from burnish.data.template import ChatFormat, template_reads
 from burnish.errors import BurnishError, DataError
-from burnish.trainers.rl.setup.domains import load_prompt_set
+from burnish.trainers.rl.setup.feeds import load_prompt_set
 from burnish.types import Message, Prompt
 
 from .conftest import trained_pieces

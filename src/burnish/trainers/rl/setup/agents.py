@@ -14,7 +14,7 @@ from burnish.config.schema import RlConfig
 from burnish.data.prompts import PromptSet
 from burnish.errors import ConfigError
 from burnish.rollouts.engine import RolloutEngine, Sampling
-from burnish.trainers.rl.setup.domains import with_template
+from burnish.trainers.rl.setup.feeds import with_template
 from burnish.types import Prompt, Tokenizer
 
 

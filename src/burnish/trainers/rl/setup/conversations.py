@@ -36,7 +36,7 @@ from burnish.errors import ConfigError, DataError, did_you_mean
 from burnish.outside.plugins import why_not
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.rl.setup.agents import Agents, open_agents, open_host
-from burnish.trainers.rl.setup.domains import load_prompt_set, with_template
+from burnish.trainers.rl.setup.feeds import load_prompt_set, with_template
 from burnish.types import Json, Prompt, Tokenizer
 
 REMOTE_AT_ONCE = 16

@@ -22,7 +22,7 @@ from burnish.models.roles import Reference
 from burnish.models.tokenizers import load_tokenizer, require_same_tokens
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.rl.lessons import Lesson, TeacherPrompts, lesson_of
-from burnish.trainers.rl.setup.domains import with_template
+from burnish.trainers.rl.setup.feeds import with_template
 from burnish.types import Prompt, Tokenizer
 
 
