@@ -13,7 +13,7 @@ from runs import ctrl_c_in_step, rows_of, train, untimed_rows
 import burnish
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.errors import ConfigError
-from burnish.observability.ending import read_ending
+from burnish.observability.control import read_ending
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.config.yaml_text import parse_value
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
 from burnish.observability.console import rich_table, table_of
-from burnish.observability.ending import read_ending
+from burnish.observability.control import read_ending
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import recorded_files
 

@@ -19,8 +19,7 @@ from burnish.board.tables import MetricTable
 from burnish.config.kinds import USUAL
 from burnish.config.loading import kind_of_data
 from burnish.errors import BurnishError, CheckpointError, ConfigError
-from burnish.observability.control import Request, asked
-from burnish.observability.ending import read_ending
+from burnish.observability.control import Request, asked, read_ending
 from burnish.observability.sinks import METRICS_FILE
 from burnish.outside.reading import UnreadableError, folder_problem, read_json, reading
 from burnish.outside.supervise import is_alive

@@ -24,7 +24,7 @@ from burnish.config.secrets import masked, masked_command, restored
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DifferentRunError
 from burnish.observability.atomic import disk_errors, write_text_atomically
-from burnish.observability.ending import ENDING_FILE
+from burnish.observability.control import ENDING_FILE
 from burnish.outside.plugins import installed_version
 from burnish.outside.reading import UnreadableError, read_json
 from burnish.outside.supervise import run_program

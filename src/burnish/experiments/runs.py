@@ -13,7 +13,7 @@ from burnish.board.turns import as_text
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.loading import kind_of_data
 from burnish.errors import DataError
-from burnish.observability.ending import read_ending
+from burnish.observability.control import read_ending
 from burnish.observability.history import TOKENS, columns, read_rows
 from burnish.types import Json
 

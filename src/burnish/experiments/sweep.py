@@ -32,7 +32,7 @@ from burnish.experiments.settings import OUTPUT, Setting, settings_of
 from burnish.machine.resources import gpu_shares, visible_gpus
 from burnish.observability.atomic import disk_errors
 from burnish.observability.console import duration
-from burnish.observability.ending import read_ending
+from burnish.observability.control import read_ending
 from burnish.outside.supervise import Child, end_with_parent, start
 from burnish.trainers.chaining import pinned
 from burnish.trainers.interrupt import StopRequest, graceful_stop

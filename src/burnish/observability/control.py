@@ -1,15 +1,21 @@
-"""Requests to a run that trains, as files in its folder: whoever may write there may ask.
+"""Files in a run's folder: requests to it while it trains, and the record that it has ended.
 
-The loop heeds them between steps (`burnish.trainers.interrupt`); `burnish board --control` writes them.
+Whoever may write there may ask, as `burnish board --control` does; the loop heeds requests between steps
+(`burnish.trainers.interrupt`). The last step alone does not show that a run has ended: some stop early, or by passes.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from burnish.observability.atomic import write_text_atomically
+from burnish.errors import CheckpointError
+from burnish.observability.atomic import disk_errors, write_text_atomically
+from burnish.outside.reading import UnreadableError, read_json
 
 Request = Literal["pause", "save", "stop"]
 REQUESTS: tuple[Request, ...] = get_args(Request)
@@ -40,3 +46,36 @@ def take(run_dir: Path, request: Request) -> bool:
 def asked(run_dir: Path) -> list[Request]:
     """Return the present requests."""
     return [request for request in REQUESTS if is_asked(run_dir, request)]
+
+
+ENDING_FILE = "finished.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnding:
+    """The end of a run: its last step, and why it is the last."""
+
+    step: int
+    because: str
+
+
+def read_ending(run_dir: Path) -> RunEnding | None:
+    """Read how the run in this folder has ended; None if it has steps left to make. CheckpointError for a damaged
+    file."""
+    file = run_dir / ENDING_FILE
+    if not os.path.lexists(file):
+        return None
+    try:
+        content = read_json(file)
+        return RunEnding(int(content["step"]), str(content["because"]))
+    except (UnreadableError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot read {file}, which says that the run is finished: {error}",
+            remedy="remove it and start the run again: if nothing is left to do, the run writes it again",
+        ) from error
+
+
+def write_ending(run_dir: Path, ending: RunEnding) -> None:
+    """Write that the run has ended, and why. CheckpointError if the folder cannot be written."""
+    with disk_errors(f"write to {run_dir}", run_dir, CheckpointError):
+        write_text_atomically(run_dir / ENDING_FILE, json.dumps(asdict(ending), indent=2) + "\n")

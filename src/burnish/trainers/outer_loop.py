@@ -27,7 +27,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.roles import Learner
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
-from burnish.observability.ending import RunEnding, write_ending
+from burnish.observability.control import RunEnding, write_ending
 from burnish.observability.metrics import MetricStore, Stopwatch
 from burnish.observability.timeline import Processes, nobody
 from burnish.outside.plugins import describe_failure

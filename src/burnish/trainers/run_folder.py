@@ -23,7 +23,7 @@ from burnish.config.schema import RunConfig
 from burnish.errors import CheckpointError
 from burnish.forward.fast_paths import FastPaths
 from burnish.observability.atomic import disk_errors, write_text_atomically
-from burnish.observability.ending import read_ending
+from burnish.observability.control import read_ending
 from burnish.outside.reading import UnreadableError, read_json, reason_of
 
 

@@ -13,7 +13,7 @@ import pytest
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.loading import load_run_file
 from burnish.models.characters import character_tokenizer
-from burnish.observability.ending import RunEnding, write_ending
+from burnish.observability.control import RunEnding, write_ending
 
 RUN = """\
 output: sweep

@@ -22,7 +22,7 @@ from burnish.errors import ConfigError
 from burnish.experiments import sweep as sweeping
 from burnish.experiments.settings import settings_of
 from burnish.experiments.sweep import SweptRun, checked_runs, last_error, train_all
-from burnish.observability.ending import RunEnding, write_ending
+from burnish.observability.control import RunEnding, write_ending
 from burnish.outside.supervise import Child, start
 
 PROGRAM = """
