@@ -27,10 +27,10 @@ from burnish.algorithms.aggregation import (
     token_mean,
     turn_mean_token_mean,
 )
+from burnish.algorithms.comparison_losses import best_of, bradley_terry
 from burnish.algorithms.kl import k1, k2, k3, kl_loss
 from burnish.algorithms.pair_losses import formulas as preferences
 from burnish.algorithms.policy_losses import *  # noqa: F403  all of them
-from burnish.algorithms.preference_losses import best_of, bradley_terry
 from burnish.algorithms.token_losses import clipped_value, dynamic_nll
 
 __all__ = [

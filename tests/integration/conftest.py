@@ -35,7 +35,7 @@ from burnish.sandbox.trial import strongest
 
 SERVER = """
 import json, os, sys
-import burnish.trainers.rl.run, burnish.trainers.sft, peft, transformers
+import burnish.trainers.rl.measuring, burnish.trainers.sft, peft, transformers
 from burnish.cli import main
 from burnish.cli.app import build_app
 build_app()

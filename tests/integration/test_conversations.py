@@ -20,7 +20,7 @@ from burnish.errors import ConfigError, OutageError
 from burnish.models.characters import character_tokenizer
 from burnish.models.tokenizers import load_tokenizer
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.run import evaluate_run
+from burnish.trainers.rl.measuring import evaluate_run
 
 QUIET = Console(quiet=True)
 

@@ -22,7 +22,7 @@ from burnish.trainers import held_out
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.reward_model.loop import train_reward_model
 from burnish.trainers.rl.evaluation import Evaluator
-from burnish.trainers.rl.run import evaluate_run
+from burnish.trainers.rl.measuring import evaluate_run
 from burnish.trainers.sft import train_sft
 
 QUIET = Console(quiet=True)

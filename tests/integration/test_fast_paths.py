@@ -19,7 +19,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.run import evaluate_run
+from burnish.trainers.rl.measuring import evaluate_run
 from burnish.trainers.run_folder import PATHS_FILE
 from burnish.trainers.sft import train_sft
 

@@ -22,7 +22,7 @@ from burnish.errors import ConfigError
 from burnish.forward.quantized_layers import dequantized, quantized
 from burnish.models.characters import character_tokenizer
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.run import evaluate_run
+from burnish.trainers.rl.measuring import evaluate_run
 from burnish.types import Quantization
 
 TinyRun = Callable[..., RlConfig]

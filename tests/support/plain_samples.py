@@ -15,7 +15,7 @@ from burnish.config.schema import RlConfig
 from burnish.data.feeds import EncodedPrompt
 from burnish.forward.batch import Batch
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.setup.domains import Domains, build_domains
+from burnish.trainers.rl.domains import Domains, build_domains
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 

@@ -20,8 +20,8 @@ from burnish.errors import ConfigError
 from burnish.models.loading import LoadedModel
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import OnFinished, Requests, RolloutEngine, Sampling
+from burnish.trainers.rl.domains import build_sampling
 from burnish.trainers.rl.setup.conversations import open_partner, talk_with
-from burnish.trainers.rl.setup.domains import build_sampling
 from burnish.trainers.rl.setup.feeds import load_prompt_set, with_template
 from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest, Tokenizer
 

@@ -1,4 +1,4 @@
-"""`burnish.train`, `sft`, `distill` and `reward_model`: the trainings of the command line, called from a program."""
+"""`burnish.train`, `sft`, `distill`, `reward_model`, `prefer`: what the command line trains, called from a program."""
 
 from __future__ import annotations
 

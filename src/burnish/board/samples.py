@@ -1,4 +1,4 @@
-"""A selection of the recorded rollouts that fits on a report page, as compact plain data."""
+"""Recorded groups as plain data, for the board and the report, and a selection that fits on the report's page."""
 
 from __future__ import annotations
 

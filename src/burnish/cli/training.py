@@ -1,4 +1,4 @@
-"""`burnish rl FILE`, `sft FILE`, `distill FILE` and `rm FILE`, the commands that train."""
+"""Commands that train: `burnish rl`, `sft`, `distill`, `rm` and `prefer`."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ for _kind in (
         preview="burnish.trainers.rl.setup.preflight:preview_rl",
         check="burnish.cli.check:check_gold_answers",
         train="burnish.trainers.cluster:train_rl",
-        evaluate="burnish.trainers.rl.run:evaluate_run",
+        evaluate="burnish.trainers.rl.measuring:evaluate_run",
         best=("eval/accuracy", "eval/reward_mean"),
     ),
     Kind(

@@ -1,4 +1,4 @@
-"""Processes that were not started by the one that asks: two connections to each, and signs of life over one.
+"""Processes that something else has started, such as Ray: two connections to each, and signs of life over one.
 
 Requests are pickled, so whoever connects has to know a secret first, which travels another way (with Ray: through Ray).
 """

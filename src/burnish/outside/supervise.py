@@ -1,5 +1,5 @@
 """Processes that this program starts, and all that these start in turn: how they begin, what they outlive, their end.
-Nothing else starts, forks, kills or collects one.
+Nothing else starts, forks, kills or collects one, except `sandbox/confinement.py`.
 
 On Linux a process can adopt what its descendants leave behind (`adopt_orphans`), even processes that left their
 session or were forked twice, so that `end_children` reaches all of them. On other systems process groups are ended,

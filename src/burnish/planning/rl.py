@@ -1,4 +1,4 @@
-"""Plan of a run of `burnish rl`, with its memory and the time of its steps."""
+"""Plan of a run of `burnish rl`, and the time of its steps; its memory is in `rl_processes`."""
 
 from __future__ import annotations
 

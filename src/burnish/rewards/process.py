@@ -1,4 +1,4 @@
-"""The training process's handle on one worker: start it, exchange messages, end it.
+"""The training process's handle on one worker: start it, exchange messages, end it. The pool notices its death.
 
 A worker for functions in memory is a fork of this process that lets go of everything but the functions. A fork has the
 memory of the program, so what the program holds there is open to its own functions. Files, sockets, environment

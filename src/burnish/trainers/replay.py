@@ -41,8 +41,8 @@ from burnish.trainers.rl.batching import build_batch, padded, scored
 from burnish.trainers.rl.collection import penalised
 from burnish.trainers.rl.credit import credit_rows
 from burnish.trainers.rl.credit.by_domain import DomainCredit, Row
+from burnish.trainers.rl.domains import Domains, build_domains
 from burnish.trainers.rl.lessons import Lesson, teacher_weights
-from burnish.trainers.rl.setup.domains import Domains, build_domains
 from burnish.trainers.rl.setup.feeds import load_prompt_set
 from burnish.trainers.rl.setup.parts import open_scorer
 from burnish.trainers.rl.setup.preflight import check_estimator

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_trees import SOURCE, parse_folder
 
-from burnish.algorithms.preference_losses import best_of, share_of_first
+from burnish.algorithms.comparison_losses import best_of, share_of_first
 from burnish.algorithms.shaping import overlong_penalty
 from burnish.rewards.builtins.text import Overlong
 from burnish.trainers.reward_model.preference_metrics import ScoredComparison

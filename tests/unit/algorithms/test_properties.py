@@ -17,10 +17,10 @@ from torch import Tensor
 from burnish.algorithms import kl, mismatch, shaping
 from burnish.algorithms.advantages import ESTIMATORS, discounted_returns
 from burnish.algorithms.aggregation import AGGREGATIONS, aggregate, count_sequences, count_tokens
+from burnish.algorithms.comparison_losses import best_of, bradley_terry
 from burnish.algorithms.kl import KL_ESTIMATORS
 from burnish.algorithms.masking import count_turns, masked_mean, masked_var, whiten
 from burnish.algorithms.policy_losses.table import POLICY_LOSSES
-from burnish.algorithms.preference_losses import best_of, bradley_terry
 from burnish.algorithms.ratios import entropy_from_logits
 from burnish.algorithms.token_losses import clipped_value
 from burnish.types import Metric

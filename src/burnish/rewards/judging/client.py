@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible endpoint: one pooled client, retries of transient failures, errors for others."""
+"""Requests of judges, through `outside.endpoint_client`: transient failures are tried again, others RewardErrors."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, Samplin
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling, check_traits
 from burnish.rollouts.stop import StopConditions, check_logprob, response_limit
-from burnish.rollouts.vllm.changes import WeightPushes
 from burnish.rollouts.vllm.heads import ConfigJson
 from burnish.rollouts.vllm.process import SCRIPT, EngineProcess, Message, WorkerFault, WorkerLost
 from burnish.rollouts.vllm.traits import TRAITS
+from burnish.rollouts.vllm.weight_pushes import WeightPushes
 from burnish.types import FinishReason, Metric, PreTrainedModel, Reduction, Rollout, RolloutRequest, Tokenizer
 
 _TOKENS_PER_STEP = 4096

@@ -14,7 +14,7 @@ from typing import TypeVar
 from rich.console import Console
 from torch import Tensor
 
-from burnish.algorithms.preference_losses import best_lead, best_of, bradley_terry, share_of_first
+from burnish.algorithms.comparison_losses import best_lead, best_of, bradley_terry, share_of_first
 from burnish.board.pictures import HISTOGRAM_FILE
 from burnish.checkpointing.store import Pending
 from burnish.config.schema import RmConfig

@@ -19,7 +19,7 @@ from burnish.observability.metrics import MetricStore, Stopwatch
 from burnish.rewards.protocol import RewardScorer
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.outages import Patience, check_scores
-from burnish.trainers.rl.setup.domains import Domains
+from burnish.trainers.rl.domains import Domains
 from burnish.trainers.telemetry.groups import describe_audits, describe_domains, describe_groups, describe_penalties
 from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest, Sample
 

@@ -30,8 +30,8 @@ from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import Success, success_of_domain, why_not_measured
 from burnish.rollouts.engine import EVALUATION_STEP, RolloutEngine, Sampling
 from burnish.trainers.rl.batching import build_batch
+from burnish.trainers.rl.domains import asked_by, build_sampling, prompts_of
 from burnish.trainers.rl.setup.conversations import Conversations, load_domains
-from burnish.trainers.rl.setup.domains import asked_by, build_sampling, prompts_of
 from burnish.trainers.telemetry.groups import describe_conversations, mean_parts, without_scores
 from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from burnish.config.domains import DomainSettings
 from burnish.forward.batch import Batch, present
 from burnish.trainers.rl.batching import BatchRewards
-from burnish.trainers.rl.setup.domains import Domain, Domains
+from burnish.trainers.rl.domains import Domain, Domains
 from burnish.types import Rollout, RolloutGroup
 
 Row = tuple[RolloutGroup, Rollout]

@@ -31,12 +31,12 @@ from burnish.trainers.outer_loop import Progress, restore
 from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.collection import Collector, Overlaps
 from burnish.trainers.rl.credit.by_domain import DomainCredit
+from burnish.trainers.rl.domains import asked_by, build_domains, prompts_of
 from burnish.trainers.rl.evaluation import build_evaluator
 from burnish.trainers.rl.lessons import Lessons
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup.conversations import load_domains, open_conversations
 from burnish.trainers.rl.setup.critic import build_value_objective
-from burnish.trainers.rl.setup.domains import asked_by, build_domains, prompts_of
 from burnish.trainers.rl.setup.objective import objectives
 from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_players, outline_of
 from burnish.trainers.rl.setup.preflight import check_difficulty, check_settings, precision_lines, timing_lines

@@ -1,5 +1,5 @@
 """Losses of reward models on human preferences, one per comparison (divide their sum by the comparisons of the step),
-and measures of the comparisons that a model gets right."""
+and measures of the comparisons that a model gets right. DPO and its kin are in `pair_losses`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.algorithms.preference_losses import best_of, bradley_terry
+from burnish.algorithms.comparison_losses import best_of, bradley_terry
 from burnish.algorithms.ratios import entropy_from_logits
 from burnish.algorithms.token_losses import clipped_value, value_metrics
 from burnish.errors import ConfigError
