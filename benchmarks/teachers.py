@@ -1,12 +1,13 @@
-"""The demo's additions, learned by a student of half the size from a reward, or from the demo's trained model as its
-teacher: the table of docs/results.md.
+"""The demo's additions, learned by a student of half the size from a reward, from the demo's trained model as its
+teacher, or from itself with the answer in view: the table of docs/results.md.
 
     python benchmarks/teachers.py [--seeds 5] [--output runs/teachers]
 
 All methods begin with the same student, which has seen the forgetful demonstrations, and make 60 steps of 1,024
-responses or texts. The learning rate of each is the best of three, tried with a seed that is not reported. Every fifth
-step is measured alike: greedy answers to the demo's 500 held-out problems. A run that lies in the output folder is only
-read.
+responses or texts. The student of `sdft` has also learned to copy an answer that stands in front of the problem, and
+teaches itself with it there. The learning rate of each is the best of three, tried with a seed that is not reported.
+Every fifth step is measured alike: greedy answers to the demo's 500 held-out problems. A run that lies in the output
+folder is only read.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ CLOSE = 0.95
 
 @dataclass(frozen=True)
 class Method:
-    """A way to learn. kind: of run; data: a file of the demo; fields: of the run file, besides what all share."""
+    """A way to learn. kind: of run; data: a file of the demo; fields: of the run file, besides what all share; teacher:
+    its fields, None without one."""
 
     kind: str
     data: str
     rates: tuple[float, float, float]
     fields: Mapping[str, Any] = field(default_factory=dict)
-    taught: bool = True
+    teacher: Mapping[str, str] | None = field(default_factory=dict)
 
 
 def responses(groups: int) -> dict[str, Any]:
@@ -48,16 +50,20 @@ def responses(groups: int) -> dict[str, Any]:
 
 
 RATES = (5e-4, 1e-3, 2e-3)
+HINT = "{answer}={prompt}"
 METHODS: Mapping[str, Method] = {
     "GRPO": Method(
         "rl",
         "train",
         RATES,
         {**responses(16), "rewards": "exact", "algorithm": {"preset": "grpo", "kl_in": "none"}},
-        taught=False,
+        teacher=None,
     ),
     "opd": Method("rl", "train", RATES, {**responses(1), "algorithm": "opd"}),
-    "opd, whole distributions": Method("rl", "train", RATES, {**responses(1), "algorithm": "opd"}),
+    "opd, whole distributions": Method(
+        "rl", "train", RATES, {**responses(1), "algorithm": "opd"}, {"compare": "vocabulary"}
+    ),
+    "sdft": Method("rl", "train", RATES, {**responses(1), "algorithm": "opd"}, {"path": "policy", "prompt": HINT}),
     "distill, own samples (gkd)": Method(
         "distill", "demonstrations", RATES, {"divergence": "reverse_kl", "sampled_share": 1.0}
     ),
@@ -68,15 +74,24 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def start_of(demo: DemoFolder, output: Path) -> Path:
-    """The student after the demo's supervised half."""
-    if not (output / "start" / "finished.json").exists():
-        size = write_model(output / "student", seed=0, hidden_size=48, intermediate_size=160)
+def start_of(demo: DemoFolder, output: Path, *, hinted: bool = False) -> Path:
+    """The student after the demo's supervised half. hinted: with as many problems again, behind their answers."""
+    student, run = output / "student", output / ("hinted_start" if hinted else "start")
+    given: dict[str, Any] = {"output": str(run), "model.path": str(student)}
+    if hinted:
+        copied = {"path": str(demo.train), "prompt_template": HINT, "columns": {"completion": "answer"}}
+        given |= {"data.train": [str(demo.demonstrations), copied], "optimization.tokens_per_batch": 64 * (10 + 14)}
+    if not student.exists():
+        size = write_model(student, seed=0, hidden_size=48, intermediate_size=160)
         print(json.dumps({"student": size}), flush=True)
-        burnish.sft(
-            str(demo.sft_file), output=str(output / "start"), **{"model.path": str(output / "student")}, quiet=True
-        )
-    return checkpoints(output / "start")[-1]
+    if not (run / "finished.json").exists():
+        burnish.sft(str(demo.sft_file), **given, quiet=True)
+    return checkpoints(run)[-1]
+
+
+def trained(demo: DemoFolder) -> Path:
+    """The demo's model at the end."""
+    return checkpoints(demo.rl_run)[-1]
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -86,9 +101,6 @@ def checkpoints(run: Path) -> list[Path]:
 def train(demo: DemoFolder, start: Path, name: str, seed: int, rate: float, output: Path) -> None:
     method = METHODS[name]
     tokens = {} if method.kind == "rl" else {"tokens_per_batch": ROWS * TOKENS}
-    teacher: dict[str, Any] = {"path": str(checkpoints(demo.rl_run)[-1])}
-    if name == "opd, whole distributions":
-        teacher["compare"] = "vocabulary"
     config = {
         "output": str(output),
         "seed": seed,
@@ -101,21 +113,21 @@ def train(demo: DemoFolder, start: Path, name: str, seed: int, rate: float, outp
         "cluster": {"threads": 1},
         "logging": {"sinks": []},
         **method.fields,
-        **({"teacher": teacher} if method.taught else {}),
+        **({} if method.teacher is None else {"teacher": {"path": str(trained(demo)), **method.teacher}}),
     }
     getattr(burnish, "train" if method.kind == "rl" else method.kind)(config, quiet=True)
 
 
-def accuracy(policy: Path, demo: DemoFolder) -> float:
+def accuracy(policy: Path, demo: DemoFolder, hint: str = "{prompt}", name: str = "accuracy") -> float:
     """The share of held-out problems answered correctly."""
-    file = policy.parent / "accuracy.json"
+    file = policy.parent / f"{name}.json"
     if not file.exists():
-        rollout = {"max_prompt_tokens": 8, "max_response_tokens": 4, "max_batch_rows": ROWS}
+        rollout = {"max_prompt_tokens": 10, "max_response_tokens": 4, "max_batch_rows": ROWS}
         found = burnish.evaluate(
             {
                 "output": str(policy.parent / "measured"),
                 "model": {"path": str(policy), "device": "cpu"},
-                "data": {"train": str(demo.train), "eval": str(demo.held_out)},
+                "data": {"train": str(demo.train), "eval": {"path": str(demo.held_out), "prompt_template": hint}},
                 "rewards": "exact",
                 "rollout": rollout,
                 "evaluation": {"max_prompts": None},
@@ -167,10 +179,15 @@ def main() -> None:
     if not demo.rl_run.exists() and command(["demo", "--output", str(demo.path)]):
         raise SystemExit(1)
     start = start_of(demo, given.output)
-    teacher = accuracy(checkpoints(demo.rl_run)[-1], demo)
+    teacher = accuracy(trained(demo), demo)
     print(json.dumps({"teacher": teacher, "start": accuracy(start, demo)}), flush=True)
     for name in given.methods:
-        print(json.dumps(row_of(demo, start, given.output, name, given.seeds)), flush=True)
+        begun = start
+        if name == "sdft":
+            begun = start_of(demo, given.output, hinted=True)
+            found = {"start": accuracy(begun, demo), "behind the answer": accuracy(begun, demo, HINT, "hinted")}
+            print(json.dumps(found), flush=True)
+        print(json.dumps(row_of(demo, begun, given.output, name, given.seeds)), flush=True)
 
 
 if __name__ == "__main__":
