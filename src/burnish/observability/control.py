@@ -1,6 +1,6 @@
 """Files in a run's folder: requests to it while it trains, and the record that it has ended.
 
-Whoever may write there may ask, as `burnish board --control` does; the loop heeds requests between steps
+Anyone who can write there can ask, as `burnish board --control` does; the loop acts on requests between steps
 (`burnish.trainers.interrupt`). The last step alone does not show that a run has ended: some stop early, or by passes.
 """
 
