@@ -242,68 +242,60 @@ def no_overlap_lines(config: RlConfig) -> tuple[str, ...]:
 
 def check_estimator(config: RlConfig, estimator: Estimator) -> None:
     """Raise ConfigError for settings that the estimator cannot use: it would ignore them, or fail during the run."""
-    name, algorithm = estimator.name, config.algorithm
+    for message, remedy in (*_conflicts_of_models(config, estimator), *_conflicts_of_rewards(config, estimator)):
+        raise ConfigError(message, remedy=remedy)
+
+
+def _conflicts_of_models(config: RlConfig, estimator: Estimator) -> Iterator[tuple[str, str]]:
+    """Conflicts with the critic, the teacher and the reference: what is wrong, and what to do."""
+    name, inputs = estimator.name, estimator.inputs
     if estimator.needs_values and not estimator.token_level:
-        raise ConfigError(
-            f"algorithm.estimator {name!r} asks for values but gives no returns to train a critic with",
-            remedy="let it ask for token_rewards_BT as well and return (advantages_BT, returns_BT)",
-        )
-    if "critic" in config.cluster.own_process and not estimator.needs_values:
-        raise ConfigError(
-            f"cluster.own_process names the critic, but the estimator {name!r} asks for no values",
-            remedy="remove it, or let the estimator ask for values_BT",
-        )
-    of_critic = {} if estimator.needs_values else config.critic.model_dump(exclude_defaults=True)
-    for field, value in of_critic.items():
-        raise ConfigError(
-            f"critic.{field} is {value!r}, but the estimator {name!r} asks for no values, so there is no critic",
-            remedy=f"remove critic.{field}, or let the estimator ask for values_BT",
-        )
-    asks_teacher = "teacher_logprobs_BT" in estimator.inputs
-    if asks_teacher != bool(config.named_teachers):
-        raise ConfigError(
-            f"the estimator {name!r} asks for teacher_logprobs_BT, but the run file has no teacher"
-            if asks_teacher
-            else f"teacher is set, but the estimator {name!r} does not ask for teacher_logprobs_BT",
-            remedy="name a model under `teacher`, or remove it and choose another estimator",
-        )
-    if "ref_logprobs_BT" in estimator.inputs and not config.has_reference:
-        raise ConfigError(
-            f"the estimator {name!r} asks for ref_logprobs_BT, but the run has no reference",
-            remedy="set algorithm.kl_in and kl_coef, which load one",
-        )
+        message = f"algorithm.estimator {name!r} asks for values but gives no returns to train a critic with"
+        yield message, "let it ask for token_rewards_BT as well and return (advantages_BT, returns_BT)"
+    no_values, ask = f"but the estimator {name!r} asks for no values", "or let the estimator ask for values_BT"
+    if not estimator.needs_values:
+        if "critic" in config.cluster.own_process:
+            yield f"cluster.own_process names the critic, {no_values}", f"remove it, {ask}"
+        for field, value in config.critic.model_dump(exclude_defaults=True).items():
+            message = f"critic.{field} is {value!r}, {no_values}, so there is no critic"
+            yield message, f"remove critic.{field}, {ask}"
+    remedy = "name a model under `teacher`, or remove it and choose another estimator"
+    if "teacher_logprobs_BT" in inputs and not config.named_teachers:
+        yield f"the estimator {name!r} asks for teacher_logprobs_BT, but the run file has no teacher", remedy
+    if "teacher_logprobs_BT" not in inputs and config.named_teachers:
+        yield f"teacher is set, but the estimator {name!r} does not ask for teacher_logprobs_BT", remedy
+    if "ref_logprobs_BT" in inputs and not config.has_reference:
+        message = f"the estimator {name!r} asks for ref_logprobs_BT, but the run has no reference"
+        yield message, "set algorithm.kl_in and kl_coef, which load one"
+
+
+def _conflicts_of_rewards(config: RlConfig, estimator: Estimator) -> Iterator[tuple[str, str]]:
+    """Conflicts with rewards: an estimator that compares responses to one prompt, or reads no sum of rewards."""
+    name, inputs, algorithm, scoring = estimator.name, set(estimator.inputs), config.algorithm, config.scoring
     trained = [domain for domain in domain_settings(config) if domain.is_trained]
     for field in (one.place("rollout.group_size") for one in trained if one.group_size == 1):
-        if "group_ids_B" in estimator.inputs:
-            raise ConfigError(
-                f"{field} is 1, but the estimator {name!r} compares the responses to one prompt",
-                remedy=f"set {field} to 2 or more",
-            )
+        if "group_ids_B" in inputs:
+            message = f"{field} is 1, but the estimator {name!r} compares the responses to one prompt"
+            yield message, f"set {field} to 2 or more"
     if config.whitens_minibatches and algorithm.whiten_rewards and not reads_responses_alone(estimator):
-        raise ConfigError(
-            f"algorithm.whiten_over is minibatch and whiten_rewards is true, but the estimator {name!r} reads more "
-            "than the token rewards and values of one response",
-            remedy="set algorithm.whiten_over: step, or whiten_rewards: false, or use the estimator gae",
-        )
-    if {"scores_B", "token_rewards_BT"} & set(estimator.inputs):
+        message = f"algorithm.whiten_over is minibatch and whiten_rewards is true, but the estimator {name!r} reads "
+        remedy = "set algorithm.whiten_over: step, or whiten_rewards: false, or use the estimator gae"
+        yield message + "more than the token rewards and values of one response", remedy
+    if inputs & {"scores_B", "token_rewards_BT"}:
         return
-    normalized = {f"domains.{one.name}.normalize": one.own.normalize for one in trained}
-    clipped = {f"domains.{one.name}.reward_clip": one.own.reward_clip for one in trained}
     for field, value, unused in (
-        *((field, value, value != "none") for field, value in normalized.items()),
-        *((field, value, value is not None) for field, value in clipped.items()),
+        *((f"domains.{one.name}.normalize", one.own.normalize, one.own.normalize != "none") for one in trained),
+        *((f"domains.{one.name}.reward_clip", one.own.reward_clip, one.own.reward_clip is not None) for one in trained),
         ("algorithm.kl_in", algorithm.kl_in, algorithm.kl_in == "reward"),
         ("algorithm.reward_clip", algorithm.reward_clip, algorithm.reward_clip is not None),
         ("algorithm.whiten_rewards", algorithm.whiten_rewards, algorithm.whiten_rewards),
         ("algorithm.overlong_buffer", algorithm.overlong_buffer, algorithm.overlong_buffer is not None),
-        ("scoring.on_failure", config.scoring.on_failure, config.scoring.on_failure == "score"),
-        ("scoring.incomplete_score", config.scoring.incomplete_score, config.scoring.incomplete_score is not None),
+        ("scoring.on_failure", scoring.on_failure, scoring.on_failure == "score"),
+        ("scoring.incomplete_score", scoring.incomplete_score, scoring.incomplete_score is not None),
     ):
         if unused:
-            raise ConfigError(
-                f"{field} is {value!r}, but the estimator {name!r} reads each reward by itself and not their sum",
-                remedy=f"remove {field} (a KL can be part of the loss, an over-long penalty one of the rewards)",
-            )
+            message = f"{field} is {value!r}, but the estimator {name!r} reads each reward by itself and not their sum"
+            yield message, f"remove {field} (a KL can be part of the loss, an over-long penalty one of the rewards)"
 
 
 def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None:
