@@ -22,7 +22,7 @@ ReadTrace = Callable[[Path], Any]
 WriteRunFile = Callable[[RunConfig], str]
 
 NOTE_WORKERS = """
-import burnish.rewards.process as process
+import burnish.rewards.worker_process as process
 real = process.WorkerProcess.__init__
 def init(self, *arguments):
     real(self, *arguments)

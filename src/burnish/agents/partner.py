@@ -2,7 +2,7 @@
 appended as tokens.
 
 Nobody waits for anybody: an environment has a process for its conversation (`burnish.agents.environments`), calls of
-tools have their own (`burnish.agents.tool_calls`), and what they say comes back as events. Whatever goes wrong in a
+tools have their own (`burnish.agents.tool_execution`), and what they say comes back as events. Whatever goes wrong in a
 tool is told to the model and counted; an environment that can no longer be used ends its conversation, and is counted.
 """
 
@@ -22,7 +22,7 @@ from burnish.agents.conversation import Answer, Closed, ConversationKey, Event, 
 from burnish.agents.environments.messages import count, flag, number, opening, text
 from burnish.agents.environments.warm_parent import ConversationHost, ConversationProcess
 from burnish.agents.observations import ObservationFormat, Observer
-from burnish.agents.tool_calls import Caller, CallLimits, CallUnderWay, Tool, ToolCalls, result_in
+from burnish.agents.tool_execution import Caller, CallLimits, CallUnderWay, Tool, ToolCalls, result_in
 from burnish.agents.tools.calls import MalformedCall, Parsed, ServedTools, ToolCall, id_of_calls
 from burnish.agents.tools.checking import check_call, find_tool, function_of
 from burnish.agents.tools.parsers.protocol import ToolParser

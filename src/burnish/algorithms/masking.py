@@ -1,5 +1,7 @@
 """Masked arithmetic, over rows and over turns: what a masked slot holds, even NaN, reaches no value and no gradient.
 
+The mask of the tokens that the policy sampled is made elsewhere (`Rollout.sampled_mask`).
+
 The rule behind every function here: masked slots are replaced (`torch.where`) *before* anything is computed with them.
 Multiplying by the mask afterwards is not enough, because 0 * NaN is NaN in both the value and the gradient.
 

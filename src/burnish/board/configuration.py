@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from burnish.board.turns import as_text
 from burnish.config.kinds import find_kind
 from burnish.config.loading import kind_of_data
-from burnish.config.preset_layer import values_beneath
+from burnish.config.preset_values import values_beneath
 from burnish.config.secrets import masked_yaml
 from burnish.config.yaml_text import parse_yaml
 from burnish.types import Json

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from burnish.algorithms.statistics import wilson_interval
 from burnish.board.metric_charts import evenly
-from burnish.config.preset_layer import preset_of
+from burnish.config.preset_values import preset_of
 from burnish.config.schema_run import RunConfig
 from burnish.config.secrets import masked
 from burnish.config.yaml_text import dump_yaml

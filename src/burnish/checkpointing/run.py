@@ -1,4 +1,4 @@
-"""The folder of a run: its resolved configuration, its environment, whether it may be resumed, and moving it aside."""
+"""Identity of a run's folder: its configuration, its environment, whether it may be resumed, moving it aside."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Checks for contradictions in run files of any kind, made before anything is loaded. Pure functions of the values;
-`checks_rl` and `checks_rm` hold the checks for their own kinds."""
+`checks_rl` and `checks_rm` hold the checks of their kinds; those of others are in their `schema_*`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pydantic's errors in the words of the run file: the field, its value, what was expected, what to do."""
+"""Translation of Pydantic's errors into messages about the run file: field, value, what was expected, what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declarations of a run file's classes about their fields: types in words, shorthand forms, dotted paths.
+"""Metadata of the fields of run-file classes: types in words, shorthand forms, dotted paths.
 
 Strict checks of scalars, error messages and the reference page all use this module, so they agree.
 """

@@ -1,4 +1,4 @@
-"""The kinds of runs: one row for each, which says where every room finds what is this kind's own.
+"""The table of run kinds: one row for each, which says where every room finds the kind's own parts.
 
 A row names its parts as `package.module:name`. A part is imported when it is first used, so that the table is light and
 no room knows those above it. Built-in kinds are registered at the end of this file. Any other kind is registered in the

@@ -18,7 +18,7 @@ from burnish.config import fields
 from burnish.config.checks import check_complete
 from burnish.config.explain import explain
 from burnish.config.kinds import USUAL, find_kind, kind_of_keys
-from burnish.config.preset_layer import preset_of, preset_values
+from burnish.config.preset_values import preset_of, preset_values
 from burnish.config.problems import Problem, named, place_of, raise_problems
 from burnish.config.schema_run import ConfigT, RunConfig
 from burnish.config.secrets import masked, masked_places

@@ -1,8 +1,9 @@
 """The run file as types: one class per section, one docstring per field (the reference page is generated from them).
 
-The sections are in `schema_*`; the classes here combine them into run files and check that their fields agree
-(`checks*`). Validators look only at values: they read no file, load no model and change no value. Presets are applied
-before validation (`burnish.config.loading`), so the values seen here are final.
+`RlConfig`, `SftConfig` and `RmConfig` are here, other kinds in their own `schema_*` beside the sections. The classes
+here combine sections into run files and check that their fields agree (`checks*`). Validators look only at values: they
+read no file, load no model and change no value. Presets are applied before validation (`burnish.config.loading`), so
+the values seen here are final.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic import Field, model_validator
 from burnish.config.checks import check_training
 from burnish.config.checks_rl import check_rl
 from burnish.config.checks_rm import check_rm
-from burnish.config.preset_layer import own_section
+from burnish.config.preset_values import own_section
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import TrainersConfig
 from burnish.config.schema_domains import RewardConfig

@@ -1,4 +1,4 @@
-"""Whole conversations as tokens. Messages of tools and environments never become control tokens, whatever they hold."""
+"""Encoding of whole conversations. Text from tools and environments never becomes control tokens, whatever it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of each data source and how they are read, as the base of prompts, examples and comparisons."""
+"""Loaded data sources: their rows, layout and ids, shared by prompts, examples and comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roles of columns: common data layouts, recognised from the columns or named in the run file."""
+"""Recognition of common data layouts, and the role of each column in them, if the run file does not name it."""
 
 from __future__ import annotations
 

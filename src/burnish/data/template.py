@@ -1,4 +1,4 @@
-"""The chat template, called with the run file's options and a row's tools, and checked to leave nothing out.
+"""Calls of the chat template, with the run file's options and a row's tools, and checks that it drops nothing.
 
 A template is a program that came with the model. It may silently ignore what it does not know (a role, tool calls, an
 option), and the run would then train on a damaged conversation. So two things are checked: which names the template's

@@ -1,4 +1,4 @@
-"""Base of a policy and a critic: optimizer steps that are made of parts."""
+"""Base of policy and critic: optimizer steps that are accumulated in parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends of responses for scoring, and the score of a response without one.
+"""The end of a response for scoring, and the score of a response that has no end.
 
 2019 style (https://arxiv.org/abs/1909.08593): responses have a fixed length and are scored up to the first full stop at
 or after position 16. Without one, the score is replaced by -1. 2020 style, the "EOS trick"

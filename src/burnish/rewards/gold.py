@@ -1,4 +1,4 @@
-"""Checks before training: gold answers, scored as responses, and tests that trivial responses pass."""
+"""Checks before training: gold answers must score well as responses, and trivial responses must fail tests."""
 
 from __future__ import annotations
 

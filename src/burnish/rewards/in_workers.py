@@ -1,4 +1,4 @@
-"""Rewards that score in workers, which are given responses while others are still being sampled."""
+"""The training process's side of rewards that run in workers, which get responses while others are being sampled."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Functions = Mapping[str, Callable[..., Any]]
 """`python:NAME` to the function, of the training program and in no file.
 
 Such functions cannot be serialised or sent to another process. Their worker is a fork of this one
-(`burnish.rewards.process`), so they are in its memory.
+(`burnish.rewards.worker_process`), so they are in its memory.
 """
 
 _NONE: Functions = {}

@@ -28,9 +28,9 @@ from burnish.rewards.inputs import Signature
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Violation
 from burnish.rewards.outcome import Outcome, failure
-from burnish.rewards.process import WorkerProcess
 from burnish.rewards.tasks import BEFORE_ALL, Task, TaskQueue
 from burnish.rewards.worker import CHANNEL_CLOSED, LOOP_BROKEN
+from burnish.rewards.worker_process import WorkerProcess
 from burnish.types import RewardStatus
 
 ASYNC_GRACE_SECONDS = 1.0  # an asynchronous worker enforces the limit itself, so it gets a little more time here

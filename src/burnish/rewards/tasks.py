@@ -1,4 +1,4 @@
-"""Work for the workers: tasks of a few responses each, and the queue of the tasks of one reward."""
+"""Tasks for reward workers, of a few responses each, and the queue of tasks of one reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a run while the run writes to it: locked, compared with the run's beginning, checked to be still there.
+"""A run's folder while the run writes to it: locked, compared with the run's beginning, checked to be still there.
 
 The fast paths that a run began with are recorded in it, so that a resume takes the same ones.
 """

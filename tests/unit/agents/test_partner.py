@@ -20,7 +20,7 @@ from burnish.agents.conversation import Answer, Closed, Opened
 from burnish.agents.environments.warm_parent import ConversationHost, ConversationProcess, Wanted
 from burnish.agents.observations import ObservationFormat
 from burnish.agents.partner import PartnerLimits, ToolsAndEnvironment
-from burnish.agents.tool_calls import CallLimits
+from burnish.agents.tool_execution import CallLimits
 from burnish.agents.tools.parsers.tagged import Hermes
 from burnish.data.histories import HistoryEncoder
 from burnish.data.template import Template
@@ -656,7 +656,7 @@ def test_slow_calls_cost_no_other_tool_and_wait_for_each_other_without_losing_ti
 @pytest.fixture
 def punctual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Served tools have no more than their time."""
-    monkeypatch.setattr("burnish.agents.tool_calls.LATE_SECONDS", 0.0)
+    monkeypatch.setattr("burnish.agents.tool_execution.LATE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("punctual")

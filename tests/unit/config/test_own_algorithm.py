@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from burnish.config.loading import load_run_data
-from burnish.config.preset_layer import own_section
+from burnish.config.preset_values import own_section
 from burnish.config.schema import RlConfig
 
 

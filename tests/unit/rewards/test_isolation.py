@@ -15,7 +15,7 @@ import pytest
 from watching import runs, wait_for
 
 from burnish.errors import RewardError
-from burnish.rewards.process import WorkerProcess
+from burnish.rewards.worker_process import WorkerProcess
 from burnish.types import RewardStatus
 
 REWARDS = """

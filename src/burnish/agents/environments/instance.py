@@ -1,4 +1,4 @@
-"""An object of a user's class that plays the part of an environment: what all kinds of classes have in common."""
+"""A wrapper that makes an object of a user's class an environment: what all kinds of classes have in common."""
 
 from __future__ import annotations
 

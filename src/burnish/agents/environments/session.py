@@ -1,4 +1,4 @@
-"""The process of a conversation: it holds the environment, and calls the tools.
+"""Program of a conversation's process, which holds the environment and calls the tools.
 
 Nothing here trusts the code that it calls to return: deadlines are kept by the training process, which ends this one.
 Results of tools become texts, and sources check what environments return. An answer after which the process may serve

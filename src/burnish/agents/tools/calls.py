@@ -1,4 +1,4 @@
-"""Calls of tools, as parsers read them from a turn of the model, and the protocol of tools that threads call."""
+"""Data types of tool calls, as parsers read them from a turn, and the protocol of tools that threads call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoder of fixed shapes, which draws several tokens of every row before the host looks at them.
+"""A decoder of fixed shapes for GPUs, which draws several tokens of every row before the host looks at them.
 
 Its steps are in `static_steps`. The cache is `shared_rows`, with each prompt once, for models that take packed rows,
 and otherwise the cache of `ModelDecoder`, with masks, so that models with windows can use it, too. It reads the model's

@@ -1,4 +1,4 @@
-"""The functions behind `algorithm` in a run file: its estimator and its loss, with their numbers."""
+"""The functions behind `algorithm` in a run file: its estimator and its loss, with their parameters."""
 
 from __future__ import annotations
 

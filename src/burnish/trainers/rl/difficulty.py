@@ -1,4 +1,4 @@
-"""Decisions about which prompts are sampled and which groups trained on: equal rewards, and pass rates of prompts.
+"""Choice of the prompts to sample and the groups to train on, by equal rewards and by pass rates of prompts.
 
 Batches are collected one after another, possibly ahead of training, and each with the rates that the batches before it
 have shown. A checkpoint holds the rates by the steps that were trained on. It also holds the batches that were

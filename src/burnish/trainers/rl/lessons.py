@@ -1,4 +1,4 @@
-"""From a step's responses to the tensors of its teachers."""
+"""Teacher tensors for a step's responses."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from burnish.agents.environments.python_tool import PythonToolOptions, open_pyth
 from burnish.agents.environments.warm_parent import allow_connections
 from burnish.agents.observations import ObservationFormat, Observer, rewrites
 from burnish.agents.partner import PartnerLimits, ToolsAndEnvironment
-from burnish.agents.tool_calls import CallLimits
+from burnish.agents.tool_execution import CallLimits
 from burnish.agents.tools.calls import ServedTools
 from burnish.agents.tools.checking import function_of
 from burnish.agents.tools.parsers.protocol import Schemas, ToolParser

@@ -13,7 +13,7 @@ import pytest
 
 from burnish.agents.conversation import ConversingEngine, Talk
 from burnish.agents.partner import ToolsAndEnvironment
-from burnish.agents.tool_calls import CallLimits
+from burnish.agents.tool_execution import CallLimits
 from burnish.config.domains import domain_settings
 from burnish.config.loading import load_run_data
 from burnish.data.template import ChatFormat

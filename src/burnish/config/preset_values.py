@@ -1,4 +1,4 @@
-"""The values that a preset sets beneath a run file: all except the settings of features that the file turns off."""
+"""Values that a preset supplies beneath a run file, minus the settings of features that the file turns off."""
 
 from __future__ import annotations
 
