@@ -95,7 +95,7 @@ def rows(toy: bool) -> list[Row]:
     for shape in ("0.5b", "1.7b"):
         found += [update_row(shape, "grpo", tokens) for tokens in (2048, 4096, 8192, 32_768, 65_536)]
         for work in ("grpo, prompts not shared", "sft"):
-            found += [update_row(shape, work, tokens) for tokens in (4096, 16_384, 65_536)]
+            found += [update_row(shape, work, tokens) for tokens in (2048, 4096, 16_384, 65_536)]
     return found
 
 
