@@ -58,9 +58,7 @@ def test_the_variables_are_read(variables: None) -> None:
         ({"backend": "torchrun"}, "torchrun"),
     ],
 )
-def test_where_a_run_is_under_torchrun(
-    fields: dict[str, object], runs_on: str, variables: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_run_is_under_torchrun(fields: dict[str, object], runs_on: str, variables: None, monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     config = ClusterConfig.model_validate(fields)
     assert config.runs_on == runs_on

@@ -37,9 +37,7 @@ def decoded(found: PreferenceSet, tokenizer: PreTrainedTokenizerFast, row: int =
     return tokenizer.decode(example.prompt_tokens), [tokenizer.decode(tokens) for tokens in example.responses_tokens]
 
 
-def test_transcripts_are_cut_behind_the_last_common_assistant(
-    jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_transcripts_are_cut_behind_the_last_common_assistant(jsonl, plain_tokenizer) -> None:
     path = jsonl({"chosen": HUMAN + " Fine.", "rejected": HUMAN + " Find out."})
     found = load(path, plain_tokenizer)
     assert decoded(found, plain_tokenizer) == (HUMAN, [" Fine.</s>", " Find out.</s>"])
@@ -47,9 +45,7 @@ def test_transcripts_are_cut_behind_the_last_common_assistant(
     assert found.examples[0].conversation == "hi"
 
 
-def test_transcripts_become_turns_where_the_chat_template_is_asked_for(
-    jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_transcripts_become_turns_where_the_chat_template_is_asked_for(jsonl, chat_tokenizer) -> None:
     path = jsonl({"chosen": HUMAN + " Fine.", "rejected": HUMAN + " Bad."})
     prompt, responses = decoded(load(path, chat_tokenizer, data_chat="always"), chat_tokenizer)
     assert prompt.endswith("<|im_start|>assistant\n")
@@ -65,22 +61,19 @@ def test_transcript_messages() -> None:
     ]
 
 
-def test_plain_text_shares_whole_words(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_plain_text_shares_whole_words(jsonl, plain_tokenizer) -> None:
     path = jsonl({"chosen": "Two plus two is four", "rejected": "Two plus two is forty"})
-    assert decoded(load(path, plain_tokenizer), plain_tokenizer) == (
-        "Two plus two is",
-        [" four</s>", " forty</s>"],
-    )
+    assert decoded(load(path, plain_tokenizer), plain_tokenizer) == ("Two plus two is", [" four</s>", " forty</s>"])
 
 
-def test_an_explicit_prompt_and_no_eos(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_an_explicit_prompt_and_no_eos(jsonl, plain_tokenizer) -> None:
     path = jsonl({"prompt": "2+2=", "chosen": "4", "rejected": "5", "margin": 2})
     found = load(path, plain_tokenizer, append_eos=False)
     assert decoded(found, plain_tokenizer) == ("2+2=", ["4", "5"])
     assert found.examples[0].margin == 2.0
 
 
-def test_conversations_share_their_first_turns(jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_conversations_share_their_first_turns(jsonl, chat_tokenizer) -> None:
     asked = [{"role": "user", "content": "Hi"}]
     good, bad = ([*asked, {"role": "assistant", "content": text}] for text in ("Hello!", "What?"))
     found = load(jsonl({"chosen": good, "rejected": bad, "prompt": "Hi"}), chat_tokenizer)
@@ -89,9 +82,7 @@ def test_conversations_share_their_first_turns(jsonl: Jsonl, chat_tokenizer: Pre
     assert responses == ["Hello!<|im_end|>", "What?<|im_end|>"]
 
 
-def test_what_a_template_does_to_conversations_is_told(
-    jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_template_does_to_conversations_is_told(jsonl, chat_tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for examples of `sft` and prompts of `rl`: once for each row, however many responses it has."""
     text = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}"
@@ -106,13 +97,13 @@ def test_what_a_template_does_to_conversations_is_told(
     assert sum(found.last_tokens().values()) == 2
 
 
-def test_candidates_with_a_best_one(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_candidates_with_a_best_one(jsonl, plain_tokenizer) -> None:
     found = load(jsonl({"prompt": "p", "responses": ["a", "b", "c"], "best": 2}), plain_tokenizer)
     assert found.examples[0].best == 2
     assert len(found.examples[0].responses_tokens) == 3
 
 
-def test_rated_conversations(jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_rated_conversations(jsonl, chat_tokenizer) -> None:
     """The last answer, or the completion beside them, is rated; a JSON string is read as its turns are."""
     turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     named = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
@@ -140,7 +131,7 @@ def test_rated_conversations(jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFa
         {"messages": [{"role": "user", "content": "p"}, MESSAGE], "label": False, "weight": 3},
     ],
 )
-def test_csv_holds_comparisons_as_text(jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast, row: dict) -> None:
+def test_csv_holds_comparisons_as_text(jsonl, chat_tokenizer, row: dict) -> None:
     """Numbers and truth values as Python prints them, lists as JSON; an empty cell is no margin."""
     cells = {name: json.dumps(cell) if isinstance(cell, list) else cell for name, cell in row.items()}
     path = Path(jsonl(row)).with_name("rows.csv")
@@ -151,7 +142,7 @@ def test_csv_holds_comparisons_as_text(jsonl: Jsonl, chat_tokenizer: PreTrainedT
     assert load(str(path), chat_tokenizer).examples[0].margin is None
 
 
-def test_token_labels_of_2019_lose_their_padding(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_token_labels_of_2019_lose_their_padding(jsonl, plain_tokenizer) -> None:
     row = {"query": [7, 8, 999], **{f"sample{i}": [9, 10 + i] for i in range(4)}, "best": 3}
     found = load(jsonl(row, name="labels.json"), plain_tokenizer, label_pad_token_id=999)
     example = found.examples[0]
@@ -182,23 +173,18 @@ K = {"prompt": "p", "responses": ["a", "b", "c"], "best": 1}
         ([{**K, "best": -1}], r"best is int -1"),
         ([{**K, "responses": ["a"], "best": 0}], r"rows.jsonl:1: 1 candidates; a comparison needs two"),
         ([{**K, "best": "a"}], r"best is str 'a'"),
-        (
-            [{**K, "responses": ["a", "a", "c"]}],
-            r"rows.jsonl:1: the best response \(number 1\) is also among",
-        ),
+        ([{**K, "responses": ["a", "a", "c"]}], r"rows.jsonl:1: the best response \(number 1\) is also among"),
         ([{**K, "responses": ["a", "", "c"]}], r"rows.jsonl:1: response 1 is empty"),
         ([{**GOOD, "tie": True}], r"rows.jsonl:1: the responses are tied.*\n.*ties: drop"),
         ([{"prompt": "p", "completion": "c"}], r"the rows are not comparisons; the columns are prompt, completion"),
     ],
 )
-def test_bad_rows_are_named(
-    rows: list[dict[str, object]], message: str, jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_bad_rows_are_named(rows: list[dict[str, object]], message: str, jsonl, plain_tokenizer) -> None:
     with pytest.raises(DataError, match=message):
         load(jsonl(*rows), plain_tokenizer)
 
 
-def test_bad_rows_may_be_left_out_and_are_counted(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_bad_rows_may_be_left_out_and_are_counted(jsonl, plain_tokenizer) -> None:
     path = jsonl(GOOD, {**GOOD, "chosen": ""}, {**GOOD, "rejected": "a"})
     found = load(path, plain_tokenizer, bad_rows="drop")
     assert len(found) == 1
@@ -206,7 +192,7 @@ def test_bad_rows_may_be_left_out_and_are_counted(jsonl: Jsonl, plain_tokenizer:
     assert "left out: 1 with identical responses" in "\n".join(found.lines())
 
 
-def test_responses_that_become_the_same_tokens_may_be_left_out(jsonl: Jsonl, new_tokenizer: Callable) -> None:
+def test_responses_that_become_the_same_tokens_may_be_left_out(jsonl, new_tokenizer) -> None:
     tokenizer = new_tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     path = jsonl(GOOD, {**GOOD, "chosen": "Yes", "rejected": "yes"})
@@ -217,13 +203,13 @@ def test_responses_that_become_the_same_tokens_may_be_left_out(jsonl: Jsonl, new
     assert "left out: 1 with identical tokens" in "\n".join(found.lines())
 
 
-def test_ties_are_kept_where_asked_for(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_ties_are_kept_where_asked_for(jsonl, plain_tokenizer) -> None:
     path = jsonl(GOOD, {**GOOD, "tie": True})
     assert [example.tie for example in load(path, plain_tokenizer, ties="half").examples] == [False, True]
     assert len(load(path, plain_tokenizer, ties="drop")) == 1
 
 
-def test_truncation_cuts_the_prompt_first(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_truncation_cuts_the_prompt_first(jsonl, plain_tokenizer) -> None:
     path = jsonl({"prompt": "0123456789", "chosen": "abc", "rejected": "de"})
     found = load(path, plain_tokenizer, max_tokens=8, data_over_long="truncate")
     assert decoded(found, plain_tokenizer) == ("6789", ["abc</s>", "de</s>"])
@@ -233,7 +219,7 @@ def test_truncation_cuts_the_prompt_first(jsonl: Jsonl, plain_tokenizer: PreTrai
         load(path, plain_tokenizer, max_tokens=8, data_over_long="drop")
 
 
-def test_a_split_keeps_conversations_together(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_split_keeps_conversations_together(jsonl, plain_tokenizer) -> None:
     rows = [{**GOOD, "prompt": f"question {n // 2}"} for n in range(80)]
     found = load(jsonl(*rows), plain_tokenizer)
     train, heldout = found.split(0.25, seed=3)
@@ -252,7 +238,7 @@ def test_the_coin_of_a_conversation_has_the_asked_odds() -> None:
 
 
 @pytest.mark.slow
-def test_real_human_preferences(shared_dir: Path, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_real_human_preferences(shared_dir: Path, plain_tokenizer) -> None:
     source = DataSource(path=str(shared_dir / "data/hh_rlhf/harmless-base_test.jsonl.gz"), limit=200)
     found = load(source, plain_tokenizer, bad_rows="drop")
     assert len(found) == 199

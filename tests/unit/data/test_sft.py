@@ -223,11 +223,7 @@ def test_a_template_that_cannot_be_cut_is_told(load, new_tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": [USER, A1, USER], "completion": [A2]},
-        {"prompt": [USER, A1, USER], "completion": "two"},
-    ],
+    "row", [{"prompt": [USER, A1, USER], "completion": [A2]}, {"prompt": [USER, A1, USER], "completion": "two"}]
 )
 def test_conversational_completion_trains_only_the_completion(load, chat_tokenizer, row: dict) -> None:
     (example,) = load(row).examples

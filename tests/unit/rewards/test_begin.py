@@ -65,7 +65,7 @@ def rewards(scored: list[Rollout]) -> list[float | None]:
 
 
 @pytest.mark.slow
-def test_what_was_begun_is_scored_once_and_in_the_order_asked(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_what_was_begun_is_scored_once_and_in_the_order_asked(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:size", workers=2)
     items = make_items(["a", "bb", "ccc", "dddd", "eeeee"])
     scorer.begin([items[3], items[1]])
@@ -76,7 +76,7 @@ def test_what_was_begun_is_scored_once_and_in_the_order_asked(make_scorer: Any, 
 
 
 @pytest.mark.slow
-def test_workers_work_between_the_calls(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_workers_work_between_the_calls(make_scorer, make_items, file: Path) -> None:
     """Twenty responses of 50 ms: after they were begun and time has passed, there is nothing left to wait for."""
     scorer = make_scorer(f"{file}:slow", workers=2)
     items = make_items(["ab"] * 20)
@@ -88,9 +88,7 @@ def test_workers_work_between_the_calls(make_scorer: Any, make_items: Any, file:
     assert seconds == 0.0  # no call was made again
 
 
-def test_rewards_that_want_all_at_once_wait_and_the_others_do_not(
-    make_scorer: Any, make_items: Any, file: Path
-) -> None:
+def test_rewards_that_want_all_at_once_wait_and_the_others_do_not(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(
         f"{file}:size", {"name": f"{file}:rank", "weight": 10.0}, {"name": f"{file}:distant", "weight": 100.0}, "exact"
     )
@@ -100,7 +98,7 @@ def test_rewards_that_want_all_at_once_wait_and_the_others_do_not(
 
 
 @pytest.mark.slow
-def test_failures_are_those_of_an_ordinary_call(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_failures_are_those_of_an_ordinary_call(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer({"name": f"{file}:size", "timeout_seconds": 1.0}, workers=2)
     items = make_items(["ab", "loop", "exit", "abc", "raise", "a"])
     scorer.begin(items[:3])
@@ -114,7 +112,7 @@ def test_failures_are_those_of_an_ordinary_call(make_scorer: Any, make_items: An
 
 
 @pytest.mark.slow
-def test_a_broken_contract_stops_and_leaves_nothing(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_a_broken_contract_stops_and_leaves_nothing(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:text")
     items = make_items(["ab", "c"])
     with pytest.raises(RewardError, match="text"):  # by this call or, where the worker is slower, by a later one
@@ -124,13 +122,13 @@ def test_a_broken_contract_stops_and_leaves_nothing(make_scorer: Any, make_items
         scorer.score(items)
 
 
-def test_a_missing_column_is_told_at_once(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_a_missing_column_is_told_at_once(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:wants")
     with pytest.raises(RewardError, match="colour"):
         scorer.begin(make_items(["ab"]))
 
 
-def test_what_was_begun_and_is_not_asked_for_is_dropped(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_what_was_begun_and_is_not_asked_for_is_dropped(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:size")
     items = make_items(["a", "bb", "ccc"])
     scorer.begin(items[:2])
@@ -139,9 +137,7 @@ def test_what_was_begun_and_is_not_asked_for_is_dropped(make_scorer: Any, make_i
 
 
 @pytest.mark.slow
-def test_an_asynchronous_reward_awaits_what_arrives_one_by_one_together(
-    make_scorer: Any, make_items: Any, file: Path
-) -> None:
+def test_an_asynchronous_reward_awaits_what_arrives_one_by_one_together(make_scorer, make_items, file: Path) -> None:
     """All but the first answer only when six are waiting: one by one they would wait for ever."""
     items = make_items(["first", "bb", "a", "bb", "a", "bb", "a"])
     scorer = make_scorer({"name": f"{file}:meet", "timeout_seconds": 30})
@@ -155,7 +151,7 @@ def test_an_asynchronous_reward_awaits_what_arrives_one_by_one_together(
 
 
 @pytest.mark.slow
-def test_without_idle_cores_only_rewards_that_wait_begin(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_without_idle_cores_only_rewards_that_wait_begin(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:size", f"{file}:distant")
     items = make_items(["ab", "c"])
     assert scorer.only_waits

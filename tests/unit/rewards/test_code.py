@@ -177,7 +177,7 @@ def made() -> Callable[..., Code]:
 
 
 @pytest.mark.slow
-def test_scores(made: Callable[..., Code]) -> None:
+def test_scores(made) -> None:
     code, share = made(), made(score="fraction")
     assert code("    return 2 * x\n", **HUMAN_EVAL) == 1.0
     assert code("    return 4\n", **HUMAN_EVAL) == 0.0
@@ -193,7 +193,7 @@ def test_scores(made: Callable[..., Code]) -> None:
 
 
 @pytest.mark.slow
-def test_tests_that_test_nothing_are_no_score(made: Callable[..., Code]) -> None:
+def test_tests_that_test_nothing_are_no_score(made) -> None:
     with pytest.raises(NoScoreError, match="do not ask the code for anything"):
         made()("def f(): return 1", test_list=["assert 1 == 1 + 0"])
 

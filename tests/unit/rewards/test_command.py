@@ -32,13 +32,13 @@ def make(tmp_path: Path) -> Make:
     return made
 
 
-def test_the_response_is_standard_input(make: Make) -> None:
+def test_the_response_is_standard_input(make) -> None:
     reward = make("import sys; sys.exit(sys.stdin.buffer.read() != 'ja \u2603\\0'.encode())")
     assert reward("ja \u2603\0") == 1.0
     assert reward("nein") == 0.0
 
 
-def test_or_it_is_in_a_file(make: Make) -> None:
+def test_or_it_is_in_a_file(make) -> None:
     code = """
         import sys
         path, = sys.argv[1:]
@@ -50,7 +50,7 @@ def test_or_it_is_in_a_file(make: Make) -> None:
     assert make(code, "{file}", suffix=".lean")("{here}") == 0.0
 
 
-def test_the_row_is_a_file_of_json(make: Make) -> None:
+def test_the_row_is_a_file_of_json(make) -> None:
     code = """
         import json, sys
         row = json.load(open(sys.argv[1][len("--row="):]))
@@ -61,7 +61,7 @@ def test_the_row_is_a_file_of_json(make: Make) -> None:
         make(code, "--row={row}")("r", day=date(2026, 1, 1))
 
 
-def test_a_response_is_never_an_argument(make: Make) -> None:
+def test_a_response_is_never_an_argument(make) -> None:
     code = "import sys; sys.exit(sys.argv[1:] != ['$(id)', '*'])"
     assert make(code, "$(id)", "*")("$(id) {file} {row}") == 1.0
     with pytest.raises(
@@ -71,7 +71,7 @@ def test_a_response_is_never_an_argument(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_a_status_is_a_verdict_or_an_error(make: Make) -> None:
+def test_a_status_is_a_verdict_or_an_error(make) -> None:
     reward = make("import sys; sys.exit(int(sys.stdin.read()))", wrong=[1, 3])
     assert [reward(text) for text in ("0", "1", "3")] == [1.0, 0.0, 0.0]
     with pytest.raises(NoScoreError, match="ended with status 2, which is not a verdict"):
@@ -83,7 +83,7 @@ def test_a_status_is_a_verdict_or_an_error(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_the_last_line_is_the_score(make: Make) -> None:
+def test_the_last_line_is_the_score(make) -> None:
     reward = make("import sys; text = sys.stdin.read(); print('so'); print(text); print()", score="stdout")
     assert [reward(text) for text in ("0.25", " 1 ", "-2")] == [0.25, 1.0, -2.0]
     for text in ("much", "nan", "1.5", "inf", ""):
@@ -93,14 +93,14 @@ def test_the_last_line_is_the_score(make: Make) -> None:
         make("print(1); raise SystemExit(1)", score="stdout")("x")
 
 
-def test_a_program_that_is_too_slow_is_ended(make: Make) -> None:
+def test_a_program_that_is_too_slow_is_ended(make) -> None:
     code = "import time; time.sleep(600)"
     with pytest.raises(NoScoreError, match=r"did not end within 0\.2 seconds"):
         make(code, seconds=0.2)("x")
     assert make(code, seconds=0.2, too_slow="wrong")("x") == 0.0
 
 
-def test_its_process_group_and_its_folder_are_gone_afterwards(make: Make, tmp_path: Path) -> None:
+def test_its_process_group_and_its_folder_are_gone_afterwards(make, tmp_path: Path) -> None:
     code = f"""
         import os, pathlib, subprocess, sys
         child = subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(600)"])
@@ -114,14 +114,14 @@ def test_its_process_group_and_its_folder_are_gone_afterwards(make: Make, tmp_pa
     wait_for(lambda: not runs(int(pid)))
 
 
-def test_memory_and_output_are_limited(make: Make) -> None:
+def test_memory_and_output_are_limited(make) -> None:
     large = "try:\n    bytearray(2 << 30)\nexcept MemoryError:\n    raise SystemExit(1)"
     assert make(large, memory_mb=1024)("x") == 0.0
     with pytest.raises(NoScoreError, match="wrote more than output_mb allows"):
         make("import sys; sys.stdout.write('x' * (3 << 20)); sys.stdout.flush()", output_mb=1)("x")
 
 
-def test_it_can_run_in_a_folder_that_stays(make: Make, tmp_path: Path) -> None:
+def test_it_can_run_in_a_folder_that_stays(make, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     reward = make("open('kept', 'w').close()", folder=str(tmp_path / "project"))
     assert reward("x") == 1.0

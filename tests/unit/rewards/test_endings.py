@@ -63,7 +63,7 @@ def test_the_first_token_at_or_after_the_position_ends_it_and_stays() -> None:
 
 
 @pytest.mark.slow
-def test_the_score_is_that_of_the_cut_response_and_the_rollout_stays_whole(score: Any) -> None:
+def test_the_score_is_that_of_the_cut_response_and_the_rollout_stays_whole(score) -> None:
     given = item("a.bc.de")
     (rollout,), _ = score([given], "length", truncate_token=".", truncate_after=2)
     assert rollout.reward == 5.0  # "a.bc."
@@ -73,13 +73,13 @@ def test_the_score_is_that_of_the_cut_response_and_the_rollout_stays_whole(score
     assert whole.reward == 7.0
 
 
-def test_rewards_see_a_response_that_has_ended(score: Any) -> None:
+def test_rewards_see_a_response_that_has_ended(score) -> None:
     (rollout,), _ = score([item("ab.cd")], "tokens", truncate_token=".")
     assert rollout.reward == 3.5
 
 
 @pytest.mark.slow
-def test_a_response_without_the_token_gets_the_score_instead_of_its_own(score: Any) -> None:
+def test_a_response_without_the_token_gets_the_score_instead_of_its_own(score) -> None:
     """-1 replaces 4; it is not 4 - 1."""
     options = {"truncate_token": ".", "truncate_after": 3}
     (incomplete, complete), scorer = score([item("a.bc"), item("abc.")], "length", incomplete_score=-1.0, **options)
@@ -93,7 +93,7 @@ def test_a_response_without_the_token_gets_the_score_instead_of_its_own(score: A
 
 
 @pytest.mark.slow
-def test_the_eos_trick_looks_at_how_sampling_ended(score: Any) -> None:
+def test_the_eos_trick_looks_at_how_sampling_ended(score) -> None:
     items = [item("ab", FinishReason.STOP), item("ab", FinishReason.LENGTH)]
     rollouts, _ = score(items, "length", incomplete_score=-1.0)
     assert [rollout.reward for rollout in rollouts] == [2.0, -1.0]
@@ -102,14 +102,14 @@ def test_the_eos_trick_looks_at_how_sampling_ended(score: Any) -> None:
     assert "reward/incomplete_fraction" not in scorer.take_metrics()
 
 
-def test_token_rewards_are_0_behind_the_cut(score: Any) -> None:
+def test_token_rewards_are_0_behind_the_cut(score) -> None:
     cut, incomplete = score([item("ab.cd"), item("abcd")], "dense", truncate_token=".", incomplete_score=-1.0)[0]
     assert cut.token_rewards == (1.0, 1.0, 1.0, 0.0, 0.0)
     assert cut.reward == 3.0
     assert (incomplete.token_rewards, incomplete.reward) == (None, -1.0)
 
 
-def test_a_failed_reward_is_not_made_good_by_being_incomplete(score: Any) -> None:
+def test_a_failed_reward_is_not_made_good_by_being_incomplete(score) -> None:
     (rollout,), _ = score([item("ab")], "failing", truncate_token=".", incomplete_score=-1.0)
     assert (rollout.reward, rollout.status) == (None, RewardStatus.ERROR)
 
@@ -130,7 +130,7 @@ def test_a_decoder_that_puts_a_space_before_text_still_has_its_full_stop(stories
     assert len(tokenizer(".", add_special_tokens=False)["input_ids"]) == 2
 
 
-def test_an_uncut_response_is_handed_on_as_it_is(score: Any) -> None:
+def test_an_uncut_response_is_handed_on_as_it_is(score) -> None:
     given = item("ab.")
     (rollout,), _ = score([given], "length", truncate_token=".")
     assert dataclasses.replace(rollout, reward=None, reward_parts={}, status=RewardStatus.PENDING) == given[1]

@@ -47,14 +47,14 @@ def named(*names: str) -> set[str]:
     return {place + name for name in names for place in ("", "kernel/", "child/")}
 
 
-def test_keys_and_settings_stay_with_the_training_process(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_keys_and_settings_stay_with_the_training_process(make_scorer, make_items, file: Path) -> None:
     (scored,) = make_scorer(f"{file}:seen", f"{file}:early").score(make_items(["ab"]))
     assert seen_by("seen", scored) == named("LC_JUDGE")
     assert scored.reward_parts["early"] == 0.0  # nor while the file is imported
 
 
 @pytest.mark.slow
-def test_each_reward_sees_what_it_names_and_no_other_one_does(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_each_reward_sees_what_it_names_and_no_other_one_does(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(
         {"name": f"{file}:seen", "environment": ["JUDGE_KEY", "MY_SETTING"]},
         {"name": f"{file}:blind"},
@@ -67,12 +67,12 @@ def test_each_reward_sees_what_it_names_and_no_other_one_does(make_scorer: Any, 
         assert seen_by("other", scored) == named("HF_TOKEN", "LC_JUDGE")
 
 
-def test_a_variable_that_is_not_set_is_an_error_at_the_start(make_scorer: Any, file: Path) -> None:
+def test_a_variable_that_is_not_set_is_an_error_at_the_start(make_scorer, file: Path) -> None:
     with pytest.raises(ConfigError, match="'seen' needs the environment variable NO_SUCH_KEY, which is not set"):
         make_scorer({"name": f"{file}:seen", "environment": ["JUDGE_KEY", "NO_SUCH_KEY"]})
 
 
-def test_environment_of_a_reward_without_a_worker_is_refused(make_scorer: Any, file: Path) -> None:
+def test_environment_of_a_reward_without_a_worker_is_refused(make_scorer, file: Path) -> None:
     with pytest.raises(ConfigError, match="runs in the training process"):
         make_scorer({"name": "exact", "environment": ["JUDGE_KEY"]})
 

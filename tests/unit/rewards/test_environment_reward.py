@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from burnish.rewards import ProcessRewardScorer
 from burnish.rewards.builtins.environment import Environment
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, Score, Turn
 
@@ -41,7 +39,7 @@ def test_none_where_nothing_is_paid(by_turn: bool) -> None:
     assert (found if isinstance(found, float) else found.value) == 0.0  # type: ignore[union-attr]
 
 
-def test_as_the_reward_of_a_run(make_scorer: Callable[..., ProcessRewardScorer]) -> None:
+def test_as_the_reward_of_a_run(make_scorer) -> None:
     scorer = make_scorer({"name": "environment", "options": {"by_turn": True}})
     prompt = Prompt("p", text="x")
     scored, unpaid = scorer.score([(prompt, TALK), (replace(prompt, id="q"), replace(TALK, environment_reward=None))])

@@ -50,7 +50,7 @@ def items(make_items: Any) -> list[tuple[Prompt, Rollout]]:
     ],
 )
 def test_is_called_as_in_its_own_system(
-    file: Path, items: Any, name: str, system: str, rewards: list[float | None], make_scorer: Any
+    file: Path, items, name: str, system: str, rewards: list[float | None], make_scorer
 ) -> None:
     lines: list[str] = []
     assert [r.reward for r in make_scorer(f"{file}:{name}", say=lines.append).score(items)] == rewards
@@ -60,13 +60,13 @@ def test_is_called_as_in_its_own_system(
         assert lines[-1] == "reward 'verl' gets the domain as data_source where a row has no such column"
 
 
-def test_further_parameters_are_options(file: Path, items: Any, make_scorer: Any) -> None:
+def test_further_parameters_are_options(file: Path, items, make_scorer) -> None:
     scorer = make_scorer({"name": f"{file}:trl", "options": {"scale": 3.0}})
     assert [r.reward for r in scorer.score(items)] == [3, 0]
     assert scorer.answer_labels == ("trl",)  # its column is compared with, so gold answers can be checked
 
 
-def test_numbers_of_a_dictionary_are_parts(file: Path, items: Any, make_scorer: Any) -> None:
+def test_numbers_of_a_dictionary_are_parts(file: Path, items, make_scorer) -> None:
     assert make_scorer(f"{file}:verl").score(items)[0].reward_parts == {"verl": 1.0, "verl/acc": 1.0, "verl/hard": 0.5}
 
 
@@ -78,12 +78,12 @@ def test_numbers_of_a_dictionary_are_parts(file: Path, items: Any, make_scorer: 
         {"conversations": '[{"from": "human", "value": "7"}]'},
     ],
 )
-def test_conversations_come_as_messages(file: Path, make_items: Any, make_scorer: Any, columns: dict) -> None:
+def test_conversations_come_as_messages(file: Path, make_items, make_scorer, columns: dict) -> None:
     prompt = Prompt("p", messages=(Message("user", "7"),), columns=columns)
     items = [(prompt, rollout) for _, rollout in make_items(["7", "8"])]
     assert [r.reward for r in make_scorer(f"{file}:trl_chat").score(items)] == [1, 0]
 
 
-def test_a_dictionary_without_a_score_is_refused(file: Path, items: Any, make_scorer: Any) -> None:
+def test_a_dictionary_without_a_score_is_refused(file: Path, items, make_scorer) -> None:
     with pytest.raises(RewardError, match="without 'score'"):
         make_scorer(f"{file}:without_score").score(items)

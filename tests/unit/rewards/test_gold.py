@@ -28,7 +28,7 @@ def test_what_a_perfect_model_would_say() -> None:
 
 
 @pytest.mark.slow
-def test_report_names_the_rows_that_fall_short(make_scorer: Any) -> None:
+def test_report_names_the_rows_that_fall_short(make_scorer) -> None:
     rows = [
         _prompt("good", "7", gold_response="The answer is \\boxed{7}"),
         _prompt("bad", "7", gold_response="The answer is 8"),
@@ -43,7 +43,7 @@ def test_report_names_the_rows_that_fall_short(make_scorer: Any) -> None:
     assert (missing.score, missing.status) == (None, RewardStatus.MISSING)
 
 
-def test_judged_by_the_rewards_that_look_at_the_answer(make_scorer: Any) -> None:
+def test_judged_by_the_rewards_that_look_at_the_answer(make_scorer) -> None:
     scorer = make_scorer("exact", "format")
     rows = [_prompt("a", "7")]
     assert len(check_gold(rows, scorer, top_score=2.0).failures) == 1
@@ -61,7 +61,7 @@ def dense(response, answer, response_tokens):
 """
 
 
-def test_dense_rewards_are_given_the_tokens_that_a_policy_would_sample(make_scorer: Any, reward_file: Any) -> None:
+def test_dense_rewards_are_given_the_tokens_that_a_policy_would_sample(make_scorer, reward_file) -> None:
     scorer = make_scorer({"name": f"{reward_file(DENSE)}:dense", "weight": 2.0}, {"name": "exact", "weight": 0.5})
     assert scorer.answer_labels == ("dense", "exact")
     assert scorer.token_labels == ("dense",)
@@ -84,7 +84,7 @@ def test_dense_rewards_are_given_the_tokens_that_a_policy_would_sample(make_scor
     assert [round(failure.score or 0, 4) for failure in wrong.failures] == [1.6667, 1.5]
 
 
-def test_of_several_solutions_one_has_to_pass(make_scorer: Any, reward_file: Any) -> None:
+def test_of_several_solutions_one_has_to_pass(make_scorer, reward_file) -> None:
     right = reward_file("def right(response, solutions):\n    return float(response.endswith('right'))\n")
     scorer = make_scorer({"name": f"{right}:right"})
     rows = {
@@ -101,22 +101,20 @@ def test_of_several_solutions_one_has_to_pass(make_scorer: Any, reward_file: Any
     assert report.without_gold == ("none",)
 
 
-def test_a_reward_that_asks_for_the_column_of_the_answers_compares_with_them(
-    make_scorer: Any, reward_file: Any
-) -> None:
+def test_a_reward_that_asks_for_the_column_of_the_answers_compares_with_them(make_scorer, reward_file) -> None:
     file = reward_file("def same(response, final): return response == final\ndef hard(response, level): return 1.0\n")
     scorer = make_scorer({"name": f"{file}:same"}, {"name": f"{file}:hard"})
     scorer.check_prompts([_prompt("a", "7", final="7", level="7"), _prompt("b", "8", final="8", level="7")])
     assert scorer.answer_labels == ("same",)
 
 
-def test_nothing_to_check(make_scorer: Any) -> None:
+def test_nothing_to_check(make_scorer) -> None:
     report = check_gold([], make_scorer("exact"))
     assert (report.checked, report.failures) == (0, ())
 
 
 @pytest.mark.slow
-def test_gsm8k_through_the_worker_processes(make_scorer: Any, shared_dir: Path) -> None:
+def test_gsm8k_through_the_worker_processes(make_scorer, shared_dir: Path) -> None:
     lines = [
         (f"{name}-{number}", json.loads(line))
         for name in ("train", "test")

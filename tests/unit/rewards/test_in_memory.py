@@ -31,7 +31,7 @@ def scorer_of(make_scorer: MakeScorer) -> MakeScorer:
 
 
 @pytest.mark.slow
-def test_a_closure_and_a_lambda(scorer_of: MakeScorer, make_items: Any) -> None:
+def test_a_closure_and_a_lambda(scorer_of, make_items) -> None:
     limit = 3
 
     def capped(response: str) -> float:
@@ -44,7 +44,7 @@ def test_a_closure_and_a_lambda(scorer_of: MakeScorer, make_items: Any) -> None:
     assert [r.reward for r in scorer_of(lambda responses: [len(r) for r in responses]).score(items)] == [2.0, 4.0]
 
 
-def test_asynchronous(scorer_of: MakeScorer, make_items: Any) -> None:
+def test_asynchronous(scorer_of, make_items) -> None:
     async def counted(response: str) -> float:
         return len(response)
 
@@ -52,9 +52,7 @@ def test_asynchronous(scorer_of: MakeScorer, make_items: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_hang_and_a_death_cost_their_response_only_and_the_closure_is_still_there(
-    scorer_of: MakeScorer, make_items: Any
-) -> None:
+def test_a_hang_and_a_death_cost_their_response_only_and_the_closure_is_still_there(scorer_of, make_items) -> None:
     bonus = 10
 
     def nasty(response: str) -> float:
@@ -72,7 +70,7 @@ def test_a_hang_and_a_death_cost_their_response_only_and_the_closure_is_still_th
     assert "exit status 3" in scored[3].status_detail
 
 
-def test_a_worker_outlives_the_stop_signals(scorer_of: MakeScorer, make_items: Any) -> None:
+def test_a_worker_outlives_the_stop_signals(scorer_of, make_items) -> None:
     scorer = scorer_of(lambda response: len(response))
     scorer.score(make_items(["a"]))
     (worker,) = scorer.worker_pids
@@ -81,9 +79,7 @@ def test_a_worker_outlives_the_stop_signals(scorer_of: MakeScorer, make_items: A
     assert scorer.worker_pids == [worker]
 
 
-def test_variables_are_hidden_unless_they_are_named(
-    scorer_of: MakeScorer, make_items: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_are_hidden_unless_they_are_named(scorer_of, make_items, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "secret")
 
     def sees(response: str) -> float:
@@ -94,7 +90,7 @@ def test_variables_are_hidden_unless_they_are_named(
     assert os.environ["MY_KEY"] == "secret"
 
 
-def test_files_of_the_program_are_closed_in_it(scorer_of: MakeScorer, make_items: Any, tmp_path: Any) -> None:
+def test_files_of_the_program_are_closed_in_it(scorer_of, make_items, tmp_path: Any) -> None:
     with (tmp_path / "mine").open("w") as file:
         number = file.fileno()
 
@@ -109,9 +105,7 @@ def test_files_of_the_program_are_closed_in_it(scorer_of: MakeScorer, make_items
         file.write("still open here")
 
 
-def test_what_it_prints_does_not_mix_with_our_output(
-    scorer_of: MakeScorer, make_items: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_prints_does_not_mix_with_our_output(scorer_of, make_items, capfd: pytest.CaptureFixture[str]) -> None:
     print("ours", end="")  # waits in the buffer, of which the fork has a copy
 
     def loud(response: str) -> float:
@@ -126,9 +120,7 @@ def test_what_it_prints_does_not_mix_with_our_output(
     assert "a reward speaks" in said.err
 
 
-def test_large_products_do_not_hang_after_the_program_has_used_its_threads(
-    scorer_of: MakeScorer, make_items: Any
-) -> None:
+def test_large_products_do_not_hang_after_the_program_has_used_its_threads(scorer_of, make_items) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -144,7 +136,7 @@ def test_large_products_do_not_hang_after_the_program_has_used_its_threads(
 
 
 @pytest.mark.slow
-def test_next_to_a_reward_in_a_file(scorer_of: MakeScorer, make_items: Any, reward_file: Any) -> None:
+def test_next_to_a_reward_in_a_file(scorer_of, make_items, reward_file) -> None:
     """They do not share a worker: what stands in a file has an interpreter without anything of this program."""
     path = reward_file("import os\ndef parent(response): return float(os.getppid())")
     scorer = scorer_of(lambda response: float(os.getppid()), further=(f"{path}:parent",))
@@ -152,18 +144,18 @@ def test_next_to_a_reward_in_a_file(scorer_of: MakeScorer, make_items: Any, rewa
     assert scored.reward_parts["mine"] != scored.reward_parts["parent"]
 
 
-def test_a_function_that_is_not_at_hand_is_named(make_scorer: Any) -> None:
+def test_a_function_that_is_not_at_hand_is_named(make_scorer) -> None:
     with pytest.raises(RewardError, match=r"'python:gone' is a function of the Python program") as caught:
         make_scorer("python:gone")
     assert "path/to/file.py:function" in str(caught.value)
 
 
-def test_functions_are_at_hand_inside_only(make_scorer: Any) -> None:
+def test_functions_are_at_hand_inside_only(make_scorer) -> None:
     with functions_at_hand({"python:mine": len}), functions_at_hand({}), pytest.raises(RewardError):
         make_scorer("python:mine")
 
 
-def test_a_worker_that_starts_later_sees_the_program_as_it_is_then(scorer_of: MakeScorer, make_items: Any) -> None:
+def test_a_worker_that_starts_later_sees_the_program_as_it_is_then(scorer_of, make_items) -> None:
     state = {"bonus": 1.0}
     scorer = scorer_of(lambda response: state["bonus"])
     assert [r.reward for r in scorer.score(make_items(["a"]))] == [1.0]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from burnish.rewards.in_workers import BegunResponses
 
 
-def test_another_response_of_the_same_name_gets_a_new_number(make_items: Any) -> None:
+def test_another_response_of_the_same_name_gets_a_new_number(make_items) -> None:
     begun, ((prompt, rollout),) = BegunResponses(), make_items(["a"])
     begun.begin([(prompt, rollout)])
     assert begun.finish([(prompt, dataclasses.replace(rollout, response="b"))]) == [1]

@@ -19,103 +19,51 @@ from burnish.rewards.builtins.sentences import _END, count_sentences, words_as_p
 # name, arguments, texts that follow it, texts that do not
 TABLE: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("keywords:existence", {"keywords": ["milk", "C++"]}, ["MILK and c++"], ["milk", "c++", ""]),
-    (
-        "keywords:frequency",
-        {"keyword": "red", "frequency": 2, "relation": "at least"},
-        ["Red, red.", "hundred red"],
-        ["red"],
-    ),
+    ("keywords:frequency", {"keyword": "red", "frequency": 2, "relation": "at least"},
+     ["Red, red.", "hundred red"], ["red"]),
     ("keywords:frequency", {"keyword": "red", "frequency": 2, "relation": "less than"}, ["red", "blue"], ["Red, red."]),
     ("keywords:forbidden_words", {"forbidden_words": ["cat", "a.b"]}, ["catalogue", "axb"], ["A Cat.", "a.b"]),
     ("keywords:letter_frequency", {"letter": "E", "let_frequency": 3, "let_relation": "at least"}, ["Eee"], ["ee"]),
-    (
-        "length_constraints:number_sentences",
-        {"num_sentences": 2, "relation": "at least"},
-        ["A boy. Cats!"],
-        ["Dr. Ade ran."],
-    ),
+    ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"},
+     ["A boy. Cats!"], ["Dr. Ade ran."]),
     ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "less than"}, ["One"], ["One. Two"]),
-    (
-        "length_constraints:number_paragraphs",
-        {"num_paragraphs": 2},
-        ["a\n***\nb", "***a***b"],
-        ["a\n\nb", "a***b***c", "a***   ***b"],
-    ),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2},
+     ["a\n***\nb", "***a***b"], ["a\n\nb", "a***b***c", "a***   ***b"]),
     ("length_constraints:number_words", {"num_words": 3, "relation": "at least"}, ["a b c", "a-b c"], ["a b"]),
-    (
-        "length_constraints:nth_paragraph_first_word",
-        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
-        ['First.\n\n"then, second.'],
-        ["First.\n\nAnd then.", "Then\n\nx\n\ny", "First.\nThen"],
-    ),
+    ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
+     ['First.\n\n"then, second.'], ["First.\n\nAnd then.", "Then\n\nx\n\ny", "First.\nThen"]),
     ("detectable_content:number_placeholders", {"num_placeholders": 2}, ["[name], [street]"], ["[name]", "[a\n] [b]"]),
     ("detectable_content:postscript", {"postscript_marker": "P.S."}, ["Bye. p. s. More"], ["PS more", "p.p.s more"]),
     ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ["p.p.s more"], ["P.S. more"]),
-    (
-        "detectable_format:number_bullet_lists",
-        {"num_bullets": 2},
-        ["* a\n* b", "List:\n - a\n- b\n"],
-        ["* a", "- a\n- b\n- c", "**a**\n* b"],
-    ),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2},
+     ["* a\n* b", "List:\n - a\n- b\n"], ["* a", "- a\n- b\n- c", "**a**\n* b"]),
     ("detectable_format:constrained_response", {}, ["So: My answer is no."], ["my answer is no.", "no"]),
-    (
-        "detectable_format:number_highlighted_sections",
-        {"num_highlights": 2},
-        ["*a* and **b c**"],
-        ["*a*", "***a***", "** ** *\n*", "****"],
-    ),
-    (
-        "detectable_format:multiple_sections",
-        {"section_spliter": "Part", "num_sections": 2},
-        ["Part 1\nx\nPart 2\ny"],
-        ["Part 1\nx", "part 1 part 2", "Part one Part two"],
-    ),
-    (
-        "detectable_format:json_format",
-        {},
-        ['{"a": 1}', "```json\n[1]\n```", "```\n[1]\n```"],
-        ["So [1]", "```json\n[1"],
-    ),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2},
+     ["*a* and **b c**"], ["*a*", "***a***", "** ** *\n*", "****"]),
+    ("detectable_format:multiple_sections", {"section_spliter": "Part", "num_sections": 2},
+     ["Part 1\nx\nPart 2\ny"], ["Part 1\nx", "part 1 part 2", "Part one Part two"]),
+    ("detectable_format:json_format", {},
+     ['{"a": 1}', "```json\n[1]\n```", "```\n[1]\n```"], ["So [1]", "```json\n[1"]),
     ("detectable_format:title", {}, ["<<Ode>>\nx"], ["<Ode>", "<< >>", "<<Ode\n>>"]),
     ("combination:two_responses", {}, ["a******b", "a\n******\nb\n******"], ["a", "a******a", "a******b******c"]),
     ("combination:repeat_prompt", {"prompt_to_repeat": "What is it? "}, ["what is it?\nTea."], ["Tea. What is it?"]),
     ("startend:end_checker", {"end_phrase": "The end."}, ['x "the END."', "The end.\n"], ["The end. x"]),
     ("startend:quotation", {}, [' "x" '], ['"x', "'x'", '"']),
-    (
-        "change_case:capital_word_frequency",
-        {"capital_frequency": 2, "capital_relation": "at least"},
-        ["NASA and I", "SO-SO YES"],
-        ["NASA And Me"],
-    ),
-    (
-        "change_case:capital_word_frequency",
-        {"capital_frequency": 2, "capital_relation": "less than"},
-        ["NASA"],
-        ["NASA and I"],
-    ),
+    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"},
+     ["NASA and I", "SO-SO YES"], ["NASA And Me"]),
+    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "less than"},
+     ["NASA"], ["NASA and I"]),
     ("punctuation:no_comma", {}, ["a; b"], ["a, b"]),
-]
+]  # fmt: skip
 LANGUAGES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
-    (
-        "language:response_language",
-        {"language": "de"},
-        ["Der alte Mann ging jeden Morgen am Fluss entlang."],
-        ["The old man walked along the river every morning.", "123 !", "***"],
-    ),
-    (
-        "language:response_language",
-        {"language": "zh"},
-        ["我们每天早上都在河边散步，然后回家吃饭。"],
-        ["Good morning to you"],
-    ),
+    ("language:response_language", {"language": "de"}, ["Der alte Mann ging jeden Morgen am Fluss entlang."],
+     ["The old man walked along the river every morning.", "123 !", "***"]),
+    ("language:response_language", {"language": "zh"}, ["我们每天早上都在河边散步，然后回家吃饭。"],
+     ["Good morning to you"]),
     ("change_case:english_capital", {}, ["THE OLD MAN WALKED ALONG THE RIVER."], ["The old man WALKED along."]),
-    (
-        "change_case:english_lowercase",
-        {},
-        ["the old man walked along the river."],
-        ["the old man walked along the River.", "der alte mann ging jeden morgen am fluss entlang."],
-    ),
-]
+    ("change_case:english_lowercase", {}, ["the old man walked along the river."],
+     ["the old man walked along the River.", "der alte mann ging jeden morgen am fluss entlang."]),
+]  # fmt: skip
 
 
 def parts(response: str, *rows: tuple[str, dict[str, Any] | None], **options: Any) -> dict[str, float]:
@@ -169,14 +117,8 @@ def test_parts_and_fractions() -> None:
     ]
     found = parts("tea with milk", *rows, score="fraction")
     assert found == {
-        "value": 0.5,
-        "strict": 0.0,
-        "loose": 0.0,
-        "strict_fraction": 0.5,
-        "loose_fraction": 0.5,
-        "keywords": 0.5,
-        "punctuation": 1.0,
-        "length_constraints": 0.0,
+        **{"value": 0.5, "strict": 0.0, "loose": 0.0, "strict_fraction": 0.5, "loose_fraction": 0.5},
+        **{"keywords": 0.5, "punctuation": 1.0, "length_constraints": 0.0},
     }
     assert parts("tea", *rows)["value"] == 1.0
     assert parts("  \n", ("punctuation:no_comma", None))["loose"] == 0.0
@@ -202,13 +144,10 @@ def test_a_row_without_instructions_has_no_score() -> None:
         ("no_comma", None, "not valid JSON"),
         (["detectable_format:number_bullet_lists"], [{"num_bullets": 1.5}], "1.5 is not a count"),
         (["keywords:letter_frequency"], [{"letter": "ab"}], "'ab' is not a single letter"),
-        (
-            ["length_constraints:number_words"],
-            [{"num_words": 3, "relation": "at most"}],
-            "'at most' is neither 'less than' nor 'at least'",
-        ),
+        (["length_constraints:number_words"], [{"num_words": 3, "relation": "at most"}],
+         "'at most' is neither 'less than' nor 'at least'"),
     ],
-)
+)  # fmt: skip
 def test_rows_that_cannot_be_checked_are_an_error(names: Any, kwargs: Any, why: str) -> None:
     with pytest.raises(NoScoreError, match=why):
         Instructions()("x", instruction_id_list=names, kwargs=kwargs)
@@ -243,9 +182,8 @@ def test_sentences(text: str, count: int) -> None:
 
 
 def test_words() -> None:
-    assert words_as_printed("I'm in the U.S. and DON'T \"GO\" -- ALL-CAPS A/B end.") == [
-        *("I", "'m", "in", "the", "U.S.", "and", "DO", "N'T", "GO", "ALL-CAPS", "A/B", "end"),
-    ]
+    words = ["I", "'m", "in", "the", "U.S.", "and", "DO", "N'T", "GO", "ALL-CAPS", "A/B", "end"]
+    assert words_as_printed("I'm in the U.S. and DON'T \"GO\" -- ALL-CAPS A/B end.") == words
 
 
 @given(st.text(alphabet="[]<> a\n*", max_size=30))

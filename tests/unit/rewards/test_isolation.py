@@ -65,7 +65,7 @@ REWARDS = """
     ],
 )
 def test_one_bad_response_among_good_ones(
-    make_scorer: Any, make_items: Any, file: Path, bad: str, status: RewardStatus, words: str
+    make_scorer, make_items, file: Path, bad: str, status: RewardStatus, words: str
 ) -> None:
     scorer = make_scorer({"name": f"{file}:nasty", "timeout_seconds": 1.0})
     scored = scorer.score(make_items(["ab"] * 5 + [bad] + ["abc"] * 6))
@@ -75,7 +75,7 @@ def test_one_bad_response_among_good_ones(
 
 
 @pytest.mark.slow
-def test_all_kinds_at_once_on_two_workers(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_all_kinds_at_once_on_two_workers(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer({"name": f"{file}:nasty", "timeout_seconds": 1.0}, workers=2)
     scored = scorer.score(make_items(["exit", "ab", "loop", "exit", "loop", "ab", "crash", "ab"]))
     names = ["error", "ok", "timeout", "error", "timeout", "ok", "error", "ok"]
@@ -88,16 +88,14 @@ def test_all_kinds_at_once_on_two_workers(make_scorer: Any, make_items: Any, fil
 @pytest.mark.parametrize(
     ("bad", "status"), [("loop", RewardStatus.TIMEOUT), ("exit", RewardStatus.ERROR), ("raise", RewardStatus.ERROR)]
 )
-def test_a_batched_call_fails_as_a_whole(
-    make_scorer: Any, make_items: Any, file: Path, bad: str, status: RewardStatus
-) -> None:
+def test_a_batched_call_fails_as_a_whole(make_scorer, make_items, file: Path, bad: str, status: RewardStatus) -> None:
     scorer = make_scorer({"name": f"{file}:nasty_batch", "timeout_seconds": 1.0})
     assert [r.status for r in scorer.score(make_items(["ab", bad, "cd"]))] == [status] * 3
     assert [r.reward for r in scorer.score(make_items(["ab", "c"]))] == [2.0, 1.0]
 
 
 @pytest.mark.slow
-def test_asynchronous_rewards_pay_one_by_one(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_asynchronous_rewards_pay_one_by_one(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer({"name": f"{file}:nasty_async", "timeout_seconds": 1.0})
     scored = scorer.score(make_items(["ab", "sleep", "raise", "abc"]))
     assert [r.status.value for r in scored] == ["ok", "timeout", "error", "ok"]
@@ -106,7 +104,7 @@ def test_asynchronous_rewards_pay_one_by_one(make_scorer: Any, make_items: Any, 
 
 
 @pytest.mark.slow
-def test_an_error_leaves_no_worker(make_scorer: Any, make_items: Any, reward_file: Any) -> None:
+def test_an_error_leaves_no_worker(make_scorer, make_items, reward_file) -> None:
     path = reward_file("""
         import time
         def wrong(response):
@@ -122,7 +120,7 @@ def test_an_error_leaves_no_worker(make_scorer: Any, make_items: Any, reward_fil
 
 
 @pytest.mark.slow
-def test_a_worker_killed_between_two_calls_is_replaced(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_a_worker_killed_between_two_calls_is_replaced(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:nasty")
     (pid,) = scorer.worker_pids
     os.kill(pid, signal.SIGKILL)
@@ -131,7 +129,7 @@ def test_a_worker_killed_between_two_calls_is_replaced(make_scorer: Any, make_it
 
 
 @pytest.mark.slow
-def test_works_off_the_main_thread(make_scorer: Any, make_items: Any) -> None:
+def test_works_off_the_main_thread(make_scorer, make_items) -> None:
     scored: list[Any] = []
     scorer = make_scorer({"name": "math", "timeout_seconds": 60})
     thread = threading.Thread(target=lambda: scored.extend(scorer.score(make_items(["\\boxed{\\sqrt{49}}"]))))
@@ -199,7 +197,7 @@ def _left_behind(path: Path, count: int) -> list[int]:
     ],
 )
 def test_what_leaves_its_session_ends_with_its_worker(
-    make_scorer: Any, make_items: Any, reward_file: Any, response: str, status: RewardStatus
+    make_scorer, make_items, reward_file, response: str, status: RewardStatus
 ) -> None:
     path = reward_file(DAEMONS)
     limit = 5.0 if status is RewardStatus.TIMEOUT else 60.0
@@ -239,9 +237,7 @@ TALKERS = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", ["garbage", "partial", "no answer", "another task", "ready again", "endless"])
-def test_nonsense_on_the_socket_costs_one_response(
-    make_scorer: Any, make_items: Any, reward_file: Any, bad: str
-) -> None:
+def test_nonsense_on_the_socket_costs_one_response(make_scorer, make_items, reward_file, bad: str) -> None:
     scorer = make_scorer({"name": f"{reward_file(TALKERS)}:talker", "timeout_seconds": 20})
     scored = scorer.score(make_items(["ab", bad, "abc", "child"]))
     assert scored[1].status is RewardStatus.ERROR
@@ -250,9 +246,7 @@ def test_nonsense_on_the_socket_costs_one_response(
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_is_killed_takes_its_worker_along(
-    make_scorer: Any, make_items: Any, reward_file: Any
-) -> None:
+def test_a_supervisor_that_is_killed_takes_its_worker_along(make_scorer, make_items, reward_file) -> None:
     path = reward_file("""
         import os
         def patricide(response):
@@ -269,18 +263,14 @@ def test_a_supervisor_that_is_killed_takes_its_worker_along(
     assert [r.reward for r in scorer.score(make_items(["ab", "abc"]))] == [2.0, 3.0]
 
 
-def test_a_worker_that_cannot_be_started_is_one_clear_error(
-    make_scorer: Any, monkeypatch: pytest.MonkeyPatch, file: Path
-) -> None:
+def test_a_worker_that_cannot_be_started_is_one_clear_error(make_scorer, monkeypatch, file) -> None:
     monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")))
     with pytest.raises(RewardError, match="cannot start a reward worker: Resource temporarily unavailable"):
         make_scorer(f"{file}:nasty")
 
 
 @pytest.mark.slow
-def test_large_arguments_do_not_wait_for_a_worker_that_does_not_read(
-    make_scorer: Any, make_items: Any, reward_file: Any
-) -> None:
+def test_large_arguments_do_not_wait_for_a_worker_that_does_not_read(make_scorer, make_items, reward_file) -> None:
     path = reward_file("""
         import time
         def size(response, **columns): return len(columns.get("blob", ""))
@@ -302,7 +292,7 @@ def test_workers_need_neither_torch_nor_configuration() -> None:
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def test_stop_signals_are_not_for_workers(make_scorer: Any, make_items: Any, reward_file: Any, tmp_path: Path) -> None:
+def test_stop_signals_are_not_for_workers(make_scorer, make_items, reward_file, tmp_path: Path) -> None:
     """A scheduler sends them to every process of a job; the training process decides, and needs its workers."""
     path = reward_file("""
         import os, pathlib, time
@@ -344,9 +334,7 @@ def test_a_worker_that_is_only_just_born_outlives_them_too() -> None:
 
 
 @pytest.mark.parametrize("how", ["program", "fork"])
-def test_what_a_reward_starts_can_be_ended_with_a_stop_signal(
-    make_scorer: Any, make_items: Any, reward_file: Any, how: str
-) -> None:
+def test_what_a_reward_starts_can_be_ended_with_a_stop_signal(make_scorer, make_items, reward_file, how: str) -> None:
     path = reward_file("""
         import multiprocessing, subprocess, time
         def terminated(response):

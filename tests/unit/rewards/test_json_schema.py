@@ -200,7 +200,7 @@ def test_a_wrong_schema_among_the_options_is_refused_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_pattern_that_explodes_costs_the_worker_and_no_more(make_scorer: Any, make_items: Any) -> None:
+def test_a_pattern_that_explodes_costs_the_worker_and_no_more(make_scorer, make_items) -> None:
     schema = {"type": "string", "pattern": "^(a+)+$"}
     scorer = make_scorer({"name": "json_schema", "options": {"schema": schema}, "timeout_seconds": 2.0})
     scored = scorer.score(make_items([json.dumps("a" * 40 + "!"), json.dumps("aaa")]))

@@ -47,7 +47,7 @@ def items_of(model: RewardModel, texts: list[str], make_items: Any) -> list[Item
     return found
 
 
-def test_it_is_mixed_with_rule_rewards_by_weight(trained: Trained, make_scorer: Any, make_items: Any) -> None:
+def test_it_is_mixed_with_rule_rewards_by_weight(trained: Trained, make_scorer, make_items) -> None:
     folder, model = trained
     scorer = make_scorer(
         {"name": f"model:{folder}", "weight": 0.5, "label": "learned"},
@@ -63,7 +63,7 @@ def test_it_is_mixed_with_rule_rewards_by_weight(trained: Trained, make_scorer: 
         assert rollout.reward == pytest.approx(0.5 * score + 2.0 * rule, abs=1e-5)
 
 
-def test_text_goes_through_another_tokenizer(trained: Trained, make_scorer: Any, make_items: Any) -> None:
+def test_text_goes_through_another_tokenizer(trained: Trained, make_scorer, make_items) -> None:
     folder, model = trained
     scorer = make_scorer(f"model:{folder}")
     (line,) = scorer.attach_policy(character_tokenizer("xyz", eos="$", pad="_"))
@@ -79,7 +79,7 @@ def test_text_goes_through_another_tokenizer(trained: Trained, make_scorer: Any,
     assert [rollout.reward for rollout in scorer.score(cut)] != pytest.approx(expected, abs=1e-5)
 
 
-def test_what_it_cannot_read_is_an_error_and_no_zero(trained: Trained, make_scorer: Any, make_items: Any) -> None:
+def test_what_it_cannot_read_is_an_error_and_no_zero(trained: Trained, make_scorer, make_items) -> None:
     folder, model = trained
     scorer = make_scorer(f"model:{folder}")
     scorer.attach_policy(model.loaded.tokenizer)
@@ -93,9 +93,7 @@ def test_what_it_cannot_read_is_an_error_and_no_zero(trained: Trained, make_scor
     assert unknown.status is RewardStatus.ERROR
 
 
-def test_an_error_of_its_passes_names_the_reward(
-    trained: Trained, make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_its_passes_names_the_reward(trained, make_scorer, make_items, monkeypatch) -> None:
     folder, model = trained
     scorer = make_scorer({"name": f"model:{folder}", "label": "learned"})
     scorer.attach_policy(model.loaded.tokenizer)
@@ -104,9 +102,7 @@ def test_an_error_of_its_passes_names_the_reward(
         scorer.score(items_of(model, ["a"], make_items))
 
 
-def test_models_elsewhere_are_asked_before_other_rewards_score(
-    trained: Trained, make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_elsewhere_are_asked_before_other_rewards_score(trained, make_scorer, make_items, monkeypatch) -> None:
     folder, model = trained
     happened: list[str] = []
 
@@ -135,16 +131,14 @@ def test_models_elsewhere_are_asked_before_other_rewards_score(
     assert happened == ["learned begins", "others score", "learned is awaited"]
 
 
-def test_models_elsewhere_are_checked_without_being_loaded(
-    policy: Path, trained: Trained, make_scorer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_elsewhere_are_checked_without_being_loaded(policy, trained, make_scorer, monkeypatch) -> None:
     monkeypatch.setattr("burnish.rewards.model_reward.load_reward_model", None)
     make_scorer(f"model:{trained[0]}", models_elsewhere=True)
     with pytest.raises(ModelError, match="is not a reward model"):
         make_scorer(f"model:{policy}", models_elsewhere=True)
 
 
-def test_wrong_names_and_options(policy: Path, trained: Trained, make_scorer: Any, tmp_path: Path) -> None:
+def test_wrong_names_and_options(policy: Path, trained: Trained, make_scorer, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is not a reward model: it is a LlamaForCausalLM"):
         make_scorer(f"model:{policy}")
     with pytest.raises(ModelError, match=r"reward 'model:.*nothing'.*does not exist"):

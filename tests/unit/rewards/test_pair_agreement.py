@@ -33,7 +33,7 @@ def agreement(scorer: Any, examples: Sequence[PreferenceExample]) -> PairAgreeme
     return pair_agreement(examples, prompts, TOKENIZER, scorer)
 
 
-def test_pairs_are_counted_by_the_scores_of_a_reward(make_scorer: Any) -> None:
+def test_pairs_are_counted_by_the_scores_of_a_reward(make_scorer) -> None:
     pairs = [example("0", "8", "7"), example("1", "8", "9"), example("2", "5", "8"), example("3", "3", "4")]
     found = agreement(make_scorer("math"), pairs)
     assert [pair.lead for pair in found.pairs] == [1, 1, -1, 0]
@@ -47,7 +47,7 @@ def test_pairs_are_counted_by_the_scores_of_a_reward(make_scorer: Any) -> None:
     ]
 
 
-def test_disagreements_begin_with_the_largest(make_scorer: Any, reward_file: Callable[[str], Path]) -> None:
+def test_disagreements_begin_with_the_largest(make_scorer, reward_file: Callable[[str], Path]) -> None:
     own = reward_file("def size(response):\n    return len(response) / 2")
     longest = make_scorer(f"{own}:size")
     found = agreement(longest, [example("0", "a", "ab"), example("1", "a", "abababab", "b"), example("2", "ab", "a")])
@@ -55,7 +55,7 @@ def test_disagreements_begin_with_the_largest(make_scorer: Any, reward_file: Cal
     assert [pair.row for pair in found.disagreements()] == ["1", "0"]
 
 
-def test_a_pair_that_cannot_be_scored_is_counted(make_scorer: Any, reward_file: Callable[[str], Path]) -> None:
+def test_a_pair_that_cannot_be_scored_is_counted(make_scorer, reward_file: Callable[[str], Path]) -> None:
     own = reward_file("def picky(response):\n    return {'a': 1.0, 'b': 0.0}[response]")
     picky = make_scorer(f"{own}:picky")
     (higher, _, failed) = agreement(picky, [example("0", "a", "b"), example("1", "a", "ab")]).lines()
@@ -64,7 +64,7 @@ def test_a_pair_that_cannot_be_scored_is_counted(make_scorer: Any, reward_file: 
 
 
 @pytest.mark.parametrize("fields", [{"good": True}, {"tie": True}])
-def test_without_a_better_response_there_is_nothing_to_compare(make_scorer: Any, fields: dict[str, bool]) -> None:
+def test_without_a_better_response_there_is_nothing_to_compare(make_scorer, fields: dict[str, bool]) -> None:
     with pytest.raises(DataError, match="no pair to score"):
         agreement(make_scorer("math"), [example("0", "8", "7", **fields)])
 
@@ -97,7 +97,7 @@ def test_check_compares_pairs_with_a_reward(run_file: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_check_compares_pairs_with_judges(run_file: Path, stub_judge: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_compares_pairs_with_judges(run_file: Path, stub_judge, capsys: pytest.CaptureFixture[str]) -> None:
     """The one that scores finds 4 as good as 9; the one that compares prefers the smaller number."""
 
     def score(messages: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,25 +40,21 @@ REWARDS = """
 
 
 @pytest.mark.slow
-def test_all_responses_of_an_asynchronous_reward_are_awaited_at_once(
-    make_scorer: Any, make_items: Any, file: Path
-) -> None:
+def test_all_responses_of_an_asynchronous_reward_are_awaited_at_once(make_scorer, make_items, file: Path) -> None:
     """Each waits for all hundred: with shares for workers that are busy, some would be left for a second round."""
     scorer = make_scorer({"name": f"{file}:meet", "timeout_seconds": 60}, workers=2)
     assert [r.reward for r in scorer.score(make_items(["x"] * 100))] == [1.0] * 100
 
 
 @pytest.mark.parametrize("name", ["waits", "first"])
-def test_no_worker_is_started_for_what_the_limit_forbids(
-    make_scorer: Any, make_items: Any, file: Path, name: str
-) -> None:
+def test_no_worker_is_started_for_what_the_limit_forbids(make_scorer, make_items, file: Path, name: str) -> None:
     scorer = make_scorer({"name": f"{file}:{name}", "concurrency": 1}, workers=4)
     assert [r.reward for r in scorer.score(make_items(["x"] * 30))] == [1.0] * 30
     assert len(scorer.worker_pids) == 1
 
 
 @pytest.mark.slow
-def test_a_reward_without_room_does_not_hold_up_another(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_a_reward_without_room_does_not_hold_up_another(make_scorer, make_items, file: Path) -> None:
     """The only place of `slow` is taken until the test lets it go on; `first` goes past its queue."""
     slow = {"name": f"{file}:slow", "concurrency": 1, "timeout_seconds": 60}
     scorer = make_scorer(slow, f"{file}:first", workers=2)
@@ -74,7 +69,7 @@ def test_a_reward_without_room_does_not_hold_up_another(make_scorer: Any, make_i
     assert [r.reward for r in scorer.score(items)] == [2.0] * 6
 
 
-def test_the_oldest_task_is_next_whichever_reward_it_is_for(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_the_oldest_task_is_next_whichever_reward_it_is_for(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:first", f"{file}:second", workers=1)
     items = make_items(list("123"))
     for item in items:
@@ -84,7 +79,7 @@ def test_the_oldest_task_is_next_whichever_reward_it_is_for(make_scorer: Any, ma
 
 
 @pytest.mark.slow
-def test_a_death_among_joined_responses_costs_one(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_a_death_among_joined_responses_costs_one(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:odd", workers=2)
     items = make_items(["a", "exit", "bb", "a", "bb", "ccc"])
     for item in items:

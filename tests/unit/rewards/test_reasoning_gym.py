@@ -77,7 +77,7 @@ def test_misspelt_options() -> None:
         ReasoningGym(allow="puzzle24")
 
 
-def test_the_gold_check_leaves_out_tasks_without_a_gold_answer(make_scorer: Any) -> None:
+def test_the_gold_check_leaves_out_tasks_without_a_gold_answer(make_scorer) -> None:
     made_by = {"reasoning_gym": {"task": "graph_color", "parameters": {}}}
     prompts = [
         Prompt("a", text="?", answer="3", columns=SUM),

@@ -44,7 +44,7 @@ REWARDS = """
 """
 
 
-def test_weighted_sum_and_parts(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_weighted_sum_and_parts(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(
         {"name": f"{file}:size", "weight": 2.0},
         {"name": f"{file}:parts", "weight": -1.0, "label": "quality"},
@@ -59,14 +59,14 @@ def test_weighted_sum_and_parts(make_scorer: Any, make_items: Any, file: Path) -
     assert second.token_rewards is None
 
 
-def test_dense_and_whole_rewards_meet_on_the_tokens(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_dense_and_whole_rewards_meet_on_the_tokens(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer({"name": f"{file}:dense", "weight": 0.5}, {"name": f"{file}:size", "weight": 2.0})
     (scored,) = scorer.score(make_items(["abc"]))
     assert scored.token_rewards == (0.5, 0.5, 6.5)
     assert scored.reward == pytest.approx(sum(scored.token_rewards))
 
 
-def test_failed_responses_are_excluded_by_default(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_failed_responses_are_excluded_by_default(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:judged", "exact")
     scored = scorer.score(make_items(["7", "nan", "inf"]))
     assert [r.status for r in scored] == [RewardStatus.OK, RewardStatus.ERROR, RewardStatus.ERROR]
@@ -76,9 +76,7 @@ def test_failed_responses_are_excluded_by_default(make_scorer: Any, make_items: 
 
 
 @pytest.mark.slow
-def test_a_reward_that_returns_none_is_not_for_a_response_that_another_scores(
-    make_scorer: Any, make_items: Any, file: Path
-) -> None:
+def test_a_reward_that_returns_none_is_not_for_a_response_that_another_scores(make_scorer, make_items, file) -> None:
     both, alone = make_scorer(f"{file}:judged", "exact"), make_scorer(f"{file}:judged")
     (scored,) = both.score(make_items(["?"], answer="?"))
     assert (scored.reward, scored.status, scored.reward_parts) == (1.0, RewardStatus.OK, {"exact": 1.0})
@@ -87,7 +85,7 @@ def test_a_reward_that_returns_none_is_not_for_a_response_that_another_scores(
 
 
 def test_a_reward_that_returns_none_for_some_responses_to_a_prompt_is_missing_there(
-    make_scorer: Any, make_group: Any, file: Path
+    make_scorer, make_group, file: Path
 ) -> None:
     """`judged` gives 1 or None, so to be unjudgeable would cost nothing. To the second prompt it gives only None."""
     scorer = make_scorer(f"{file}:judged", "exact")
@@ -101,14 +99,12 @@ def test_a_reward_that_returns_none_for_some_responses_to_a_prompt_is_missing_th
     )
 
 
-def test_the_greedy_response_counts_as_one_of_its_group(make_scorer: Any, make_group: Any, file: Path) -> None:
+def test_the_greedy_response_counts_as_one_of_its_group(make_scorer, make_group, file: Path) -> None:
     scored = make_scorer(f"{file}:judged", "exact").score(make_group(["?", "?", "7"], greedy=True))
     assert [r.reward for r in scored] == [None, None, 2.0]
 
 
-def test_an_audit_is_logged_and_neither_counts_nor_fails_anything(
-    make_scorer: Any, make_group: Any, file: Path
-) -> None:
+def test_an_audit_is_logged_and_neither_counts_nor_fails_anything(make_scorer, make_group, file: Path) -> None:
     scorer = make_scorer("exact", {"name": f"{file}:judged", "audit": True})
     scored = scorer.score(make_group(["7", "?", "nan"]))
     assert [r.reward for r in scored] == [1.0, 0.0, 0.0]
@@ -116,7 +112,7 @@ def test_an_audit_is_logged_and_neither_counts_nor_fails_anything(
     assert all(r.status is RewardStatus.OK for r in scored)
 
 
-def test_an_audit_that_fails_is_counted_and_told_once(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_an_audit_that_fails_is_counted_and_told_once(make_scorer, make_items, file: Path) -> None:
     """Of four responses two get no finite number. None is an answer."""
     said: list[str] = []
     scorer = make_scorer("exact", {"name": f"{file}:judged", "audit": True}, say=said.append)
@@ -133,9 +129,7 @@ def test_an_audit_that_fails_is_counted_and_told_once(make_scorer: Any, make_ite
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", ["text", "text_async", "batch_long", "batch_number", "raises"])
-def test_an_audit_that_breaks_its_contract_ends_no_run(
-    make_scorer: Any, make_items: Any, file: Path, function: str
-) -> None:
+def test_an_audit_that_breaks_its_contract_ends_no_run(make_scorer, make_items, file: Path, function: str) -> None:
     scorer = make_scorer("exact", {"name": f"{file}:{function}", "audit": True}, workers=2)
     items = make_items(["7", "b", "c", "7"])
     scorer.begin(items[:2])
@@ -145,7 +139,7 @@ def test_an_audit_that_breaks_its_contract_ends_no_run(
     assert [r.reward for r in scorer.score(items)] == [1.0, 0.0, 0.0, 1.0]
 
 
-def test_a_reward_is_for_the_domains_that_it_names(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_a_reward_is_for_the_domains_that_it_names(make_scorer, make_items, file: Path) -> None:
     """`judged` fails for this response, but is not asked about it in the domain `text`."""
     bound = {"name": f"{file}:judged", "domains": ["math"]}
     scorer = make_scorer(bound, {"name": "exact", "domains": "text"})
@@ -158,16 +152,14 @@ def test_a_reward_is_for_the_domains_that_it_names(make_scorer: Any, make_items:
     assert scored[2].status_detail == "no reward is for the domain 'other'"
 
 
-def test_failed_responses_may_get_a_stated_score(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_failed_responses_may_get_a_stated_score(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:judged", on_failure="score", failure_score=-1.0)
     scored = scorer.score(make_items(["7", "?"]))
     assert [r.reward for r in scored] == [1.0, -1.0]
     assert scored[1].status is RewardStatus.MISSING
 
 
-def test_metrics_count_failures_by_status_and_domain_and_start_again(
-    make_scorer: Any, make_items: Any, file: Path
-) -> None:
+def test_metrics_count_failures_by_status_and_domain_and_start_again(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:judged")
     scorer.score(
         make_items(["a", "nan"], domain="x") + make_items(["a", "?"], domain="y") + make_items(["b"], domain="z")
@@ -185,7 +177,7 @@ def test_metrics_count_failures_by_status_and_domain_and_start_again(
     assert scorer.take_metrics()["reward/failed_fraction"].result() is None
 
 
-def test_metrics_tell_how_many_responses_each_reward_is_not_for(make_scorer: Any, make_group: Any, file: Path) -> None:
+def test_metrics_tell_how_many_responses_each_reward_is_not_for(make_scorer, make_group, file: Path) -> None:
     """`judged` is not for one of two prompts, and is missing, not left out, for one response to the other."""
     scorer = make_scorer(f"{file}:judged", {"name": "exact", "domains": ["default"]})
     scorer.score(make_group(["?", "?"]) + make_group(["7", "?"], number=1) + make_group(["a"], number=2, domain="b"))
@@ -196,7 +188,7 @@ def test_metrics_tell_how_many_responses_each_reward_is_not_for(make_scorer: Any
     assert not [name for name in scorer.take_metrics() if "not_mine" in name]
 
 
-def test_too_many_failures_stop_with_the_first_one_in_a_line(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_too_many_failures_stop_with_the_first_one_in_a_line(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:sometimes", max_failure_fraction=0.5)
     assert len(scorer.score(make_items(["a", "", "b"]))) == 3
     with pytest.raises(RewardError) as caught:
@@ -209,7 +201,7 @@ def test_too_many_failures_stop_with_the_first_one_in_a_line(make_scorer: Any, m
 
 @pytest.mark.parametrize(("lost", "allowed"), [(2, 0.4), (1, 0.4), (5, 0.9), (5, 1.0)])
 def test_environments_that_fail_count_as_rewards_that_do(
-    make_scorer: Any, make_items: Any, file: Path, lost: int, allowed: float
+    make_scorer, make_items, file: Path, lost: int, allowed: float
 ) -> None:
     scorer = make_scorer(f"{file}:sometimes", max_failure_fraction=allowed)
     items = make_items(["a", "b", "", "c", "d"])
@@ -225,7 +217,7 @@ def test_environments_that_fail_count_as_rewards_that_do(
         scorer.score(items)
 
 
-def test_stateful_class_options_and_function_options(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_stateful_class_options_and_function_options(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(
         {"name": f"{file}:Stateful", "options": {"start": 100}}, {"name": f"{file}:scaled", "options": {"factor": 2}}
     )
@@ -234,7 +226,7 @@ def test_stateful_class_options_and_function_options(make_scorer: Any, make_item
 
 
 @pytest.mark.slow
-def test_no_items_and_close_twice(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_no_items_and_close_twice(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:size")
     assert scorer.score([]) == []
     scorer.close()
@@ -266,20 +258,20 @@ LOAD_ERRORS: list[tuple[dict[str, Any], type[BurnishError], str]] = [
 
 @pytest.mark.parametrize(("reward", "kind", "words"), LOAD_ERRORS)
 def test_wrong_rewards_are_errors_at_load_time(
-    make_scorer: Any, file: Path, reward: dict[str, Any], kind: type[BurnishError], words: str
+    make_scorer, file: Path, reward: dict[str, Any], kind: type[BurnishError], words: str
 ) -> None:
     reward = {**reward, "name": reward["name"].replace("FILE", str(file))}
     with pytest.raises(kind, match=words):
         make_scorer(reward, columns=["color"])
 
 
-def test_a_file_that_does_not_import(make_scorer: Any, reward_file: Any) -> None:
+def test_a_file_that_does_not_import(make_scorer, reward_file) -> None:
     path = reward_file("import math\nraise OSError('disk on fire')\ndef f(response): return 1.0\n")
     with pytest.raises(RewardError, match=r"(?s)a reward is .*its file fails.*disk on fire.*my_rewards.py"):
         make_scorer(f"{path}:f")
 
 
-def test_empty_and_ambiguous_lists(make_scorer: Any) -> None:
+def test_empty_and_ambiguous_lists(make_scorer) -> None:
     with pytest.raises(ConfigError, match="rewards is empty"):
         ProcessRewardScorer([], ScoringConfig())
     with pytest.raises(ConfigError, match="two rewards have the label 'exact'"):
@@ -294,28 +286,26 @@ CONTRACT_ERRORS = [
 
 
 @pytest.mark.parametrize(("function", "words"), CONTRACT_ERRORS)
-def test_broken_contracts_stop_at_once(
-    make_scorer: Any, make_items: Any, file: Path, function: str, words: str
-) -> None:
+def test_broken_contracts_stop_at_once(make_scorer, make_items, file: Path, function: str, words: str) -> None:
     scorer = make_scorer(f"{file}:{function}")
     with pytest.raises(RewardError, match=words):
         scorer.score(make_items(["ab", "cd", "ef"]))
 
 
-def test_a_column_that_only_some_rows_have(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_a_column_that_only_some_rows_have(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:unknown")
     items = make_items(["a"], columns={"colour": 1}) + make_items(["b"])
     with pytest.raises(RewardError, match=r"(?s)column 'colour', which prompt 'row-0' does not have.*default"):
         scorer.score(items)
 
 
-def test_a_column_that_cannot_travel(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_a_column_that_cannot_travel(make_scorer, make_items, file: Path) -> None:
     with pytest.raises(RewardError, match="cannot be sent to its worker"):
         make_scorer(f"{file}:size").score(make_items(["a"], columns={"what": lambda: None}))
 
 
 @pytest.mark.slow
-def test_batched_none_and_dense_nan(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_batched_none_and_dense_nan(make_scorer, make_items, file: Path) -> None:
     scored = make_scorer(f"{file}:batch_none").score(make_items(["a", "?"]))
     assert [r.status for r in scored] == [RewardStatus.OK, RewardStatus.MISSING]
     (scored_nan,) = make_scorer(f"{file}:dense_nan").score(make_items(["ab"]))

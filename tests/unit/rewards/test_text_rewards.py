@@ -83,6 +83,6 @@ def test_repetition() -> None:
         (Format, {"tags": "think"}, "give a list"),
     ],
 )
-def test_impossible_options(make: Any, options: dict[str, Any], words: str) -> None:
+def test_impossible_options(make, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make(**options)

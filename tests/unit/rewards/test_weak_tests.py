@@ -71,7 +71,7 @@ def test_rows_with_weak_tests_are_named(scorer: ProcessRewardScorer) -> None:
 
 
 @pytest.mark.slow
-def test_schemas_that_anything_is_valid_against_are_named(make_scorer: Any) -> None:
+def test_schemas_that_anything_is_valid_against_are_named(make_scorer) -> None:
     pytest.importorskip("jsonschema")
     schemas = {"any": {}, "object": {"type": "object"}, "strict": {"type": "object", "required": ["a"]}, "none": None}
     prompts = [Prompt(id=name, text="Write it.", columns={"schema": schema}) for name, schema in schemas.items()]

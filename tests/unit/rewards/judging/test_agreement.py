@@ -46,7 +46,7 @@ def rows(*labels: Any) -> list[Prompt]:
     ]
 
 
-def test_a_judge_is_asked_about_labelled_rows_only(stub_judge: Any, make_scorer: Any) -> None:
+def test_a_judge_is_asked_about_labelled_rows_only(stub_judge, make_scorer) -> None:
     stub = stub_judge(lambda m: json.dumps({"score": "GOOD" if len(shown(m)["response"]) > 2 else "BAD"}))
     judge = judge_at(stub, scale={"GOOD": 1, "BAD": 0}, labels="human")
     scorer, options = make_scorer(judge), JudgeOptions(**judge["options"])
@@ -61,7 +61,7 @@ def test_a_judge_is_asked_about_labelled_rows_only(stub_judge: Any, make_scorer:
         measure_agreement([*rows(None, ""), unanswered], scorer, options)
 
 
-def test_a_judge_that_gives_no_verdict_is_no_agreement(stub_judge: Any, make_scorer: Any) -> None:
+def test_a_judge_that_gives_no_verdict_is_no_agreement(stub_judge, make_scorer) -> None:
     judge = judge_at(stub_judge(lambda m: "I would rather not."), labels="human")
     with pytest.raises(
         RewardError, match="none of 2 rows that humans have judged has a verdict; the first: judge 'judge'"

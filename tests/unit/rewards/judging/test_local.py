@@ -42,7 +42,7 @@ def judge(**options: Any) -> dict[str, Any]:
     return {"name": "judge", "options": {"model_path": "somewhere", **options}}
 
 
-def test_what_is_asked_at_once_is_answered_in_one_batch(make_scorer: Any, make_items: Any) -> None:
+def test_what_is_asked_at_once_is_answered_in_one_batch(make_scorer, make_items) -> None:
     def answer(messages: Any) -> str:
         length = len(shown(messages)["response"])
         return f'{{"score": {length}}}' if length != 3 or len(messages) == 4 else "three"
@@ -59,7 +59,7 @@ def test_what_is_asked_at_once_is_answered_in_one_batch(make_scorer: Any, make_i
     assert scorer.take_metrics()["judge/tokens_in"].result() == 4 * 5
 
 
-def test_a_model_at_work_holds_no_other_judge_up(make_scorer: Any, make_items: Any, stub_judge: Any) -> None:
+def test_a_model_at_work_holds_no_other_judge_up(make_scorer, make_items, stub_judge) -> None:
     """The model answers when the endpoint has been asked for a repair, which only a free event loop can do."""
     repaired = threading.Event()
 
@@ -76,7 +76,7 @@ def test_a_model_at_work_holds_no_other_judge_up(make_scorer: Any, make_items: A
     assert dict(scored.reward_parts) == {"local": 1.0, "far": 1.0}
 
 
-def test_an_answer_of_a_local_model_that_was_cut_off_has_no_verdict(make_scorer: Any, make_items: Any) -> None:
+def test_an_answer_of_a_local_model_that_was_cut_off_has_no_verdict(make_scorer, make_items) -> None:
     class Cut(Model):
         def answer(self, conversations: Sequence[Any]) -> list[ModelAnswer | DataError]:
             return [ModelAnswer('{"score": 1}', 5, 2, is_cut_off=True) for _ in conversations]
@@ -109,9 +109,7 @@ def test_a_loaded_model_answers_the_same_alone_and_among_others(folder: Path) ->
         assert model.special_tokens == {"$", "_"}
 
 
-def test_what_cannot_be_a_judge_is_told_when_it_is_loaded(
-    folder: Path, save_tiny_llama: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_what_cannot_be_a_judge_is_told_when_it_is_loaded(folder, save_tiny_llama, tmp_path) -> None:
     with pytest.raises(ConfigError, match="cannot be asked"):
         open_model(JudgeOptions(model_path=str(save_tiny_llama("abc"))))
     with pytest.raises(ModelError, match="model_path"):

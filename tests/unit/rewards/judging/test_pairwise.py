@@ -56,7 +56,7 @@ def test_everybody_meets_as_many_others(count: int, opponents: int, seed: str) -
     assert pairs == round_robin(count, opponents, seed)
 
 
-def test_scores_are_win_rates(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+def test_scores_are_win_rates(longer, make_scorer, in_groups) -> None:
     stub = longer()
     scorer = make_scorer(settings(stub))
     scored = scorer.score(in_groups(["a", "bbb", "cc", "dd"], ["x", "yy"]))
@@ -66,16 +66,14 @@ def test_scores_are_win_rates(longer: Any, make_scorer: Any, in_groups: Any) -> 
     assert metrics["judge/inconsistent_fraction"].result() == 0.0
 
 
-def test_a_judge_that_prefers_a_place_decides_nothing(stub_judge: Any, make_scorer: Any, in_groups: Any) -> None:
+def test_a_judge_that_prefers_a_place_decides_nothing(stub_judge, make_scorer, in_groups) -> None:
     scorer = make_scorer(settings(stub_judge(lambda messages: '{"better": "A"}')))
     assert [r.reward for r in scorer.score(in_groups(["a", "bb", "c"]))] == [0.5, 0.5, 0.5]
     assert scorer.take_metrics()["judge/inconsistent_fraction"].result() == 1.0
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 9])
-def test_the_mean_of_a_group_is_a_half_whatever_the_judge_says(
-    size: int, stub_judge: Any, make_scorer: Any, in_groups: Any
-) -> None:
+def test_the_mean_of_a_group_is_a_half_whatever_the_judge_says(size: int, stub_judge, make_scorer, in_groups) -> None:
     """What one wins, the other loses. With an even number all meet equally many, so the plain mean is 1/2."""
     import zlib
 
@@ -87,7 +85,7 @@ def test_the_mean_of_a_group_is_a_half_whatever_the_judge_says(
     assert all(0 <= reward <= 1 for reward in rewards)
 
 
-def test_a_large_group_has_bounded_calls(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+def test_a_large_group_has_bounded_calls(longer, make_scorer, in_groups) -> None:
     stub = longer()
     texts = ["x" * (number + 1) for number in range(16)]
     scored = make_scorer(settings(stub, opponents=4)).score(in_groups(texts))
@@ -96,14 +94,14 @@ def test_a_large_group_has_bounded_calls(longer: Any, make_scorer: Any, in_group
     assert scored[-1].reward == 1.0
 
 
-def test_equal_responses_tie_without_a_question(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+def test_equal_responses_tie_without_a_question(longer, make_scorer, in_groups) -> None:
     stub = longer()
     scored = make_scorer(settings(stub)).score(in_groups(["same", "same", "same!"]))
     assert [r.reward for r in scored] == [0.25, 0.25, 1.0]
     assert stub.requests == 2  # both pairs are the same texts
 
 
-def test_a_greedy_response_changes_no_other_score(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+def test_a_greedy_response_changes_no_other_score(longer, make_scorer, in_groups) -> None:
     stub = longer()
     samples = ["a", "bbb", "cc"]
     alone = make_scorer(settings(stub)).score(in_groups(samples))
@@ -112,7 +110,7 @@ def test_a_greedy_response_changes_no_other_score(longer: Any, make_scorer: Any,
     assert with_greedy[3].reward == pytest.approx((1 + 0 + 0.5) / 3)
 
 
-def test_one_alone_meets_the_answer(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+def test_one_alone_meets_the_answer(longer, make_scorer, in_groups) -> None:
     scorer = make_scorer(settings(longer()))
     assert scorer.score(in_groups(["long one"], greedy=True, answer="short"))[0].reward == 1.0
     (missing,) = scorer.score(in_groups(["long one"]))
@@ -120,7 +118,7 @@ def test_one_alone_meets_the_answer(longer: Any, make_scorer: Any, in_groups: An
     assert "alone in its group" in missing.status_detail
 
 
-def test_a_comparison_without_a_verdict_is_left_out(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+def test_a_comparison_without_a_verdict_is_left_out(longer, make_scorer, in_groups) -> None:
     def fault(count: int, prompt: str) -> str:
         return "nonsense" if ("bad" in prompt and "worse" in prompt) or "never" in prompt else ""
 

@@ -41,7 +41,7 @@ def ask(make_scorer: Any, make_items: Any) -> Any:
 settings = partial(judge_at, scale=[0, 10])
 
 
-def test_scores_are_those_of_the_rule(endpoint: Any, ask: Any) -> None:
+def test_scores_are_those_of_the_rule(endpoint, ask) -> None:
     stub = endpoint()
     scored = ask(stub, ["", "a", "bbbb", "c" * 30])
     assert [r.reward for r in scored] == [0.0, 0.1, 0.4, 1.0]
@@ -54,7 +54,7 @@ def test_scores_are_those_of_the_rule(endpoint: Any, ask: Any) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_lost_among_faults_and_a_second_pass_asks_nothing(
-    make_scorer: Any, make_items: Any, tmp_path: Path, endpoint: Any
+    make_scorer, make_items, tmp_path: Path, endpoint
 ) -> None:
     """10 % of requests get 429, 5 % a reset, 5 % nonsense, 10 % are slow; some prompts never get a readable answer."""
 
@@ -103,7 +103,7 @@ def test_nothing_is_lost_among_faults_and_a_second_pass_asks_nothing(
     assert stub.requests > before
 
 
-def test_an_answer_without_end_is_cut_and_large_ones_are_read(endpoint: Any, ask: Any) -> None:
+def test_an_answer_without_end_is_cut_and_large_ones_are_read(endpoint, ask) -> None:
     stub = endpoint(lambda count, prompt: "endless" if "QQQQ" in prompt else "")
     stub.usage["padding"] = "x" * 3_000_000
     endless, large = ask(stub, ["QQQQ", "aaaa"], retries=0)
@@ -153,7 +153,7 @@ NO_VERDICT = {
 
 
 @pytest.mark.parametrize("sent", NO_VERDICT.values(), ids=[name[:20] for name in NO_VERDICT])
-def test_an_answer_that_is_none_costs_its_response_alone(sent: bytes, raw: Any, ask: Any) -> None:
+def test_an_answer_that_is_none_costs_its_response_alone(sent: bytes, raw, ask) -> None:
     (scored,) = ask(raw(sent), ["a"], retries=0, tokens_per_minute=10**6)
     assert (scored.reward, scored.status) == (None, RewardStatus.ERROR)
     scored.status_detail.encode()  # it can be written to a file
@@ -168,13 +168,13 @@ def test_an_answer_that_is_none_costs_its_response_alone(sent: bytes, raw: Any, 
         http(said("x" * (3 << 20) + ' {"score": 7}'), "Set-Cookie: a=b\r\n" * 50),
     ],
 )
-def test_an_odd_answer_with_a_verdict_counts(sent: bytes, raw: Any, make_scorer: Any, make_items: Any) -> None:
+def test_an_odd_answer_with_a_verdict_counts(sent: bytes, raw, make_scorer, make_items) -> None:
     scorer = make_scorer(settings(raw(sent), price_in=1.0))
     assert [r.reward for r in scorer.score(make_items(["a"]))] == [0.7]
     assert all((metric.result() or 0) >= 0 for metric in scorer.take_metrics().values())
 
 
-def test_a_verdict_that_drips_ends_with_its_time(raw: Any, make_scorer: Any, make_items: Any) -> None:
+def test_a_verdict_that_drips_ends_with_its_time(raw, make_scorer, make_items) -> None:
     """Also the time for a repair, of which nothing is left."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     scorer = make_scorer({**settings(raw(head, b"1\r\n \r\n"), retries=2), "timeout_seconds": 0.5})
@@ -192,14 +192,14 @@ def raw(stub_judge: Any) -> Any:
     return lambda sent, drip=b"": stub_judge(None, raw=(sent, drip))
 
 
-def test_equal_responses_are_asked_about_once(endpoint: Any, ask: Any) -> None:
+def test_equal_responses_are_asked_about_once(endpoint, ask) -> None:
     stub = endpoint(lambda count, prompt: "slow", slow_seconds=1.0)
     assert {r.reward for r in ask(stub, ["same"] * 20)} == {0.4}
     assert stub.requests == 1
 
 
 @pytest.mark.slow
-def test_another_model_prompt_or_sampling_is_not_found_in_the_cache(tmp_path: Path, endpoint: Any, ask: Any) -> None:
+def test_another_model_prompt_or_sampling_is_not_found_in_the_cache(tmp_path: Path, endpoint, ask) -> None:
     stub = endpoint()
     cache = {"cache": str(tmp_path)}
     for changed in (
@@ -215,7 +215,7 @@ def test_another_model_prompt_or_sampling_is_not_found_in_the_cache(tmp_path: Pa
     assert stub.requests == 6
 
 
-def test_responses_are_judged_while_others_are_sampled(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+def test_responses_are_judged_while_others_are_sampled(make_scorer, make_items, endpoint) -> None:
     stub = endpoint()
     scorer = make_scorer(settings(stub), "exact")
     items = make_items(["a", "bb", "ccc"])
@@ -229,9 +229,7 @@ def test_responses_are_judged_while_others_are_sampled(make_scorer: Any, make_it
 
 
 @pytest.mark.parametrize(("code", "word"), [("401", "key"), ("404", "model"), ("422", "field"), ("418", "url")])
-def test_what_will_not_pass_stops_the_run(
-    code: str, word: str, make_scorer: Any, make_items: Any, endpoint: Any
-) -> None:
+def test_what_will_not_pass_stops_the_run(code: str, word: str, make_scorer, make_items, endpoint) -> None:
     stub = endpoint(lambda count, prompt: code)
     scorer = make_scorer(settings(stub, concurrency=1))
     with pytest.raises(RewardError, match=f"status {code}") as caught:
@@ -241,7 +239,7 @@ def test_what_will_not_pass_stops_the_run(
     assert stub.requests == 1
 
 
-def test_an_audit_whose_endpoint_refuses_stops_no_run(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+def test_an_audit_whose_endpoint_refuses_stops_no_run(make_scorer, make_items, endpoint) -> None:
     stub, said = endpoint(lambda count, prompt: "401"), list[str]()
     scorer = make_scorer("exact", {**settings(stub, concurrency=1), "audit": True}, say=said.append)
     for _ in range(2):
@@ -254,7 +252,7 @@ def test_an_audit_whose_endpoint_refuses_stops_no_run(make_scorer: Any, make_ite
 @pytest.mark.parametrize(
     "said", ["400:This model's maximum context length is 8 tokens", "400:content_filter", "413:big"]
 )
-def test_what_one_prompt_cannot_pass_fails_one_response(said: str, endpoint: Any, ask: Any) -> None:
+def test_what_one_prompt_cannot_pass_fails_one_response(said: str, endpoint, ask) -> None:
     stub = endpoint(lambda count, prompt: said if "bad" in prompt else "")
     assert [r.status.value for r in ask(stub, ["ok", "bad"])] == ["ok", "error"]
     assert stub.requests == 2
@@ -262,7 +260,7 @@ def test_what_one_prompt_cannot_pass_fails_one_response(said: str, endpoint: Any
 
 @pytest.mark.parametrize("said", ["400:Invalid input", "422:flagged by our safety system", "413:Payload Too Large"])
 def test_a_prompt_that_is_refused_after_others_were_answered_stops_no_run(
-    said: str, make_scorer: Any, make_items: Any, endpoint: Any
+    said: str, make_scorer, make_items, endpoint
 ) -> None:
     stub = endpoint(lambda count, prompt: said if "bad" in prompt else "")
     scorer = make_scorer(settings(stub))
@@ -273,14 +271,14 @@ def test_a_prompt_that_is_refused_after_others_were_answered_stops_no_run(
     assert fine.reward == 0.4
 
 
-def test_a_refusal_of_the_first_prompt_stops_the_run_and_names_both_causes(endpoint: Any, ask: Any) -> None:
+def test_a_refusal_of_the_first_prompt_stops_the_run_and_names_both_causes(endpoint, ask) -> None:
     stub = endpoint(lambda count, prompt: "400:Invalid input")
     with pytest.raises(RewardError) as caught:
         ask(stub, ["bad"])
     assert "does not understand a field, or refused this prompt" in str(caught.value.remedy)
 
 
-def test_an_endpoint_that_stays_away_fails_responses_and_not_the_run(endpoint: Any, ask: Any) -> None:
+def test_an_endpoint_that_stays_away_fails_responses_and_not_the_run(endpoint, ask) -> None:
     stub = endpoint(lambda count, prompt: "503")
     scored = ask(stub, ["a"], retries=0)
     assert scored[0].status is RewardStatus.ERROR
@@ -288,7 +286,7 @@ def test_an_endpoint_that_stays_away_fails_responses_and_not_the_run(endpoint: A
     assert "status 503" in scored[0].status_detail
 
 
-def test_a_slow_answer_is_a_timeout_of_its_response(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+def test_a_slow_answer_is_a_timeout_of_its_response(make_scorer, make_items, endpoint) -> None:
     stub = endpoint(lambda count, prompt: "slow" if "zz" in prompt else "", slow_seconds=3.0)
     judge = {**settings(stub, retries=0), "timeout_seconds": 1.0}
     scored = make_scorer(judge).score(make_items(["a", "zz"]))
@@ -298,9 +296,7 @@ def test_a_slow_answer_is_a_timeout_of_its_response(make_scorer: Any, make_items
 @pytest.mark.parametrize(
     "usage", [None, [], {"prompt_tokens": None}, {"prompt_tokens": float("inf"), "completion_tokens": "7"}]
 )
-def test_a_broken_report_of_tokens_costs_no_answer(
-    usage: Any, make_scorer: Any, make_items: Any, endpoint: Any
-) -> None:
+def test_a_broken_report_of_tokens_costs_no_answer(usage: Any, make_scorer, make_items, endpoint) -> None:
     stub = endpoint()
     stub.usage = usage
     scorer = make_scorer(settings(stub))
@@ -309,7 +305,7 @@ def test_a_broken_report_of_tokens_costs_no_answer(
     assert scorer.take_metrics()["judge/tokens_in"].result() == 0.0
 
 
-def test_an_answer_that_was_cut_off_is_named_and_not_repaired(endpoint: Any, ask: Any) -> None:
+def test_an_answer_that_was_cut_off_is_named_and_not_repaired(endpoint, ask) -> None:
     stub = endpoint()
     stub.finish_reason = "length"
     (scored,) = ask(stub, ["abc"], max_tokens=50)
@@ -318,7 +314,7 @@ def test_an_answer_that_was_cut_off_is_named_and_not_repaired(endpoint: Any, ask
     assert stub.requests == 1
 
 
-def test_one_repair_and_no_second(stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
+def test_one_repair_and_no_second(stub_judge, make_scorer, make_items) -> None:
     answers = iter(["Seven out of ten!", '{"score": 7}', "Seven!", '{"score": 70}'])
     stub = stub_judge(lambda messages: next(answers))
     scorer = make_scorer(settings(stub))
@@ -333,9 +329,7 @@ def test_one_repair_and_no_second(stub_judge: Any, make_scorer: Any, make_items:
     assert scorer.take_metrics()["judge/repaired_fraction"].result() == 1.0
 
 
-def test_the_key_goes_into_the_header_and_nowhere_else(
-    make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch, endpoint: Any
-) -> None:
+def test_the_key_goes_into_the_header_and_nowhere_else(make_scorer, make_items, monkeypatch, endpoint) -> None:
     stub = endpoint(lambda count, prompt: "401:wrong key secret-word" if "bad" in prompt else "")
     with pytest.raises(ConfigError, match="MY_JUDGE_KEY, which is not set"):
         make_scorer(settings(stub, key_variable="MY_JUDGE_KEY"))
@@ -353,18 +347,14 @@ def test_the_key_goes_into_the_header_and_nowhere_else(
 
 
 @pytest.mark.parametrize("key", ["secret\nword", "sécret-word", "secret\x7fword"])
-def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
-    key: str, make_scorer: Any, monkeypatch: pytest.MonkeyPatch, endpoint: Any
-) -> None:
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str, make_scorer, monkeypatch, endpoint) -> None:
     monkeypatch.setenv("MY_JUDGE_KEY", key)
     with pytest.raises(ConfigError, match="MY_JUDGE_KEY") as caught:
         make_scorer(settings(endpoint(), key_variable="MY_JUDGE_KEY"))
     assert "cret" not in f"{caught.value} {caught.value.remedy}"
 
 
-def test_no_part_of_a_key_is_shown_where_the_text_is_cut(
-    monkeypatch: pytest.MonkeyPatch, endpoint: Any, ask: Any
-) -> None:
+def test_no_part_of_a_key_is_shown_where_the_text_is_cut(monkeypatch: pytest.MonkeyPatch, endpoint, ask) -> None:
     said = "401:" + "x" * 270 + " secret-word"  # 300 characters are shown, of which the last would be "secret"
     stub = endpoint(lambda count, prompt: said)
     monkeypatch.setenv("MY_JUDGE_KEY", "secret-word")
@@ -374,7 +364,7 @@ def test_no_part_of_a_key_is_shown_where_the_text_is_cut(
     assert "secret" not in str(caught.value)
 
 
-def test_fields_of_the_request(endpoint: Any, ask: Any) -> None:
+def test_fields_of_the_request(endpoint, ask) -> None:
     stub = endpoint()
     extra = {"max_tokens": None, "max_completion_tokens": 50, "reasoning_effort": "low"}
     ask(stub, ["a"], extra=extra, seed=3, temperature=0.5)
@@ -384,7 +374,7 @@ def test_fields_of_the_request(endpoint: Any, ask: Any) -> None:
     }  # fmt: skip
 
 
-def test_templates_see_columns_and_references(make_scorer: Any, make_items: Any, tmp_path: Path, endpoint: Any) -> None:
+def test_templates_see_columns_and_references(make_scorer, make_items, tmp_path: Path, endpoint) -> None:
     stub = endpoint()
     file = tmp_path / "question.txt"
     file.write_text('{prompt}|{topic}|{{x}}|{"score": 9}|{response}')
@@ -401,12 +391,12 @@ def test_templates_see_columns_and_references(make_scorer: Any, make_items: Any,
     assert make_scorer(judge).score(missing)[0].status is RewardStatus.MISSING
 
 
-def test_a_response_with_half_a_surrogate_pair_is_scored(tmp_path: Path, endpoint: Any, ask: Any) -> None:
+def test_a_response_with_half_a_surrogate_pair_is_scored(tmp_path: Path, endpoint, ask) -> None:
     stub = endpoint()
     assert [r.reward for r in ask(stub, ["a\ud800b"], cache=str(tmp_path))] == [0.3]
 
 
-def test_cost_is_counted(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+def test_cost_is_counted(make_scorer, make_items, endpoint) -> None:
     stub = endpoint()
     scorer = make_scorer(settings(stub, price_in=2.0, price_out=8.0))
     scorer.score(make_items(["a", "b", "c"]))
@@ -414,7 +404,7 @@ def test_cost_is_counted(make_scorer: Any, make_items: Any, endpoint: Any) -> No
     assert scorer.take_metrics()["judge/cost"].result() == 0.0
 
 
-def test_judges_of_one_endpoint_share_its_limits(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+def test_judges_of_one_endpoint_share_its_limits(make_scorer, make_items, endpoint) -> None:
     stub = endpoint(lambda count, prompt: "slow", slow_seconds=0.02)
     one, two = (settings(stub, concurrency=3, system=text) | {"label": text} for text in ("one", "two"))
     make_scorer(one, two).score(make_items([f"{number}" for number in range(12)]))
@@ -425,7 +415,7 @@ def test_judges_of_one_endpoint_share_its_limits(make_scorer: Any, make_items: A
 
 
 @pytest.mark.parametrize("column", [False, True])
-def test_a_rubric_weighs_its_criteria(column: bool, stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
+def test_a_rubric_weighs_its_criteria(column: bool, stub_judge, make_scorer, make_items) -> None:
     criteria = [
         {"name": "short", "weight": 3, "text": "It is short."},
         {"name": "kind", "weight": 1, "text": "It is kind."},
@@ -444,7 +434,7 @@ def test_a_rubric_weighs_its_criteria(column: bool, stub_judge: Any, make_scorer
         assert broken[0].status is RewardStatus.ERROR
 
 
-def test_a_rubric_with_a_call_for_each_criterion(stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
+def test_a_rubric_with_a_call_for_each_criterion(stub_judge, make_scorer, make_items) -> None:
     def rule(messages: Any) -> str:
         text = messages[1]["content"]
         assert ("It is short." in text) != ("It is kind." in text)
@@ -501,9 +491,7 @@ def test_a_rubric_with_a_call_for_each_criterion(stub_judge: Any, make_scorer: A
         ({"extra": {"stream": True}}, "exactly one whole answer"),
     ],
 )
-def test_wrong_options_are_told_before_anything_is_sampled(
-    options: dict[str, Any], message: str, make_scorer: Any
-) -> None:
+def test_wrong_options_are_told_before_anything_is_sampled(options: dict[str, Any], message: str, make_scorer) -> None:
     given = {"url": "http://localhost:1/v1", "model": "m", **options}
     with pytest.raises(ConfigError) as caught:
         make_scorer({"name": "judge", "options": given})
@@ -512,7 +500,7 @@ def test_wrong_options_are_told_before_anything_is_sampled(
 
 
 @pytest.mark.parametrize("name", ["model", "extra", "requests_per_minute", "retries", "concurrency", "key_variable"])
-def test_options_of_endpoints_have_no_effect_on_local_models(name: str, make_scorer: Any) -> None:
+def test_options_of_endpoints_have_no_effect_on_local_models(name: str, make_scorer) -> None:
     value = {"model": "m", "extra": {"top_p": 1}, "key_variable": "K"}.get(name, 1)
     with pytest.raises(ConfigError, match=f"option {name} of reward 'judge'") as caught:
         make_scorer({"name": "judge", "options": {"model_path": "m", name: value}})

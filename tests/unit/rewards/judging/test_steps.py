@@ -63,7 +63,7 @@ def judge(stub_judge: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_token_rewards_sum_to_the_mean_of_the_steps(judge: Any, make_scorer: Any, make_items: Any) -> None:
+def test_token_rewards_sum_to_the_mean_of_the_steps(judge, make_scorer, make_items) -> None:
     texts = ["one 1", "\n\n", "two", "\n\n", "three 3", "<end>"]
     tokenizer = Pieces(*[text.encode() for text in texts])
     scorer = make_scorer(judge)
@@ -76,7 +76,7 @@ def test_token_rewards_sum_to_the_mean_of_the_steps(judge: Any, make_scorer: Any
     assert sum(scored.token_rewards) == scored.reward
 
 
-def test_steps_of_a_conversation_are_those_of_its_last_turn(judge: Any, make_scorer: Any, make_items: Any) -> None:
+def test_steps_of_a_conversation_are_those_of_its_last_turn(judge, make_scorer, make_items) -> None:
     texts = ["call 2", "it is 3", "one 1", "\n\n", "two"]
     scorer = make_scorer(judge)
     scorer.attach_policy(Pieces(*[text.encode() for text in texts]))
@@ -87,18 +87,18 @@ def test_steps_of_a_conversation_are_those_of_its_last_turn(judge: Any, make_sco
     assert scored.token_rewards == pytest.approx((0, 0, 0.5, 0, 0))
 
 
-def test_without_a_tokenizer_there_is_a_value_only(judge: Any, make_scorer: Any, make_items: Any) -> None:
+def test_without_a_tokenizer_there_is_a_value_only(judge, make_scorer, make_items) -> None:
     (scored,) = make_scorer(judge).score(make_items(["a 1\n\nb"]))
     assert (scored.reward, scored.token_rewards) == (0.5, None)
 
 
-def test_a_response_without_tokens_has_no_score(judge: Any, make_scorer: Any, make_items: Any) -> None:
+def test_a_response_without_tokens_has_no_score(judge, make_scorer, make_items) -> None:
     scorer = make_scorer(judge)
     scorer.attach_policy(Pieces())
     assert scorer.score(make_items([""]))[0].status is RewardStatus.ERROR
 
 
-def test_a_list_of_another_length_is_no_verdict(stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
+def test_a_list_of_another_length_is_no_verdict(stub_judge, make_scorer, make_items) -> None:
     judge = judge_at(stub_judge(lambda messages: '{"scores": [1, 1]}'), form="steps", scale=[0, 1])
     scored = make_scorer(judge).score(make_items(["a", "a\n\nb"]))
     assert [r.reward for r in scored] == [None, 1.0]
