@@ -47,18 +47,11 @@ def test_kl_loss_weighted_by_the_ratio():
     torch.testing.assert_close(kl_loss(LOGPROBS, REFERENCE, MASK, estimator="k2", old_logprobs_BT=old), 2 * plain)
 
 
-def test_kl_loss_is_zero_in_masked_slots():
-    mask = torch.tensor([[True, False, True]])
-    reference = REFERENCE.masked_fill(~mask, float("nan"))
-    assert kl_loss(LOGPROBS, reference, mask)[0, 1].item() == 0.0
-
-
 def test_adaptive_kl_resumes_from_its_state():
     first = AdaptiveKL(0.15, 6.0, 10_000)
     first.update(torch.tensor(2.0), 512)
     state = first.state_dict()
-    assert state == {"coef": first.coef}
-    assert type(state["coef"]) is float
+    assert (state, type(state["coef"])) == ({"coef": first.coef}, float)
     second = AdaptiveKL(0.15, 6.0, 10_000)
     second.load_state_dict(state)
     assert second.update(8.0, 512) == first.update(8.0, 512)

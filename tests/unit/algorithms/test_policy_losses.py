@@ -6,22 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from burnish.algorithms import policy_losses as losses
 from burnish.algorithms.aggregation import aggregate
-from burnish.algorithms.policy_losses import (
-    cispo,
-    clip_cov,
-    covariance_selection,
-    gmpo,
-    gspo,
-    kimi,
-    kl_cov,
-    ppo_clip,
-    reinforce,
-    sapo,
-    tis,
-    topr,
-    unclipped_selection,
-)
 from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.errors import ConfigError
 
@@ -44,13 +30,13 @@ def close(actual: Tensor, expected: list[float]) -> None:
 
 
 def test_ppo_clip_gradient_stops_only_on_the_pessimistic_side():
-    _, loss, gradient = run(ppo_clip, [1.5, 0.5, 1.5, 0.5], [1.0, 1.0, -1.0, -1.0])
+    _, loss, gradient = run(losses.ppo_clip, [1.5, 0.5, 1.5, 0.5], [1.0, 1.0, -1.0, -1.0])
     close(loss, [-1.2, -0.5, 1.5, 0.8])
     close(gradient, [0.0, -0.5, 1.5, 0.0])
 
 
 def test_ppo_clip_metrics():
-    result, _, _ = run(ppo_clip, [1.5, 0.5, 1.5, 0.5, 1.0], [1.0, 1.0, -1.0, -1.0, 1.0])
+    result, _, _ = run(losses.ppo_clip, [1.5, 0.5, 1.5, 0.5, 1.0], [1.0, 1.0, -1.0, -1.0, 1.0])
     metrics = {name: metric.result() for name, metric in result.metrics.items()}
     assert metrics["clip_fraction"] == pytest.approx(0.4)
     assert metrics["clip_fraction_low"] == pytest.approx(0.2)
@@ -63,20 +49,20 @@ def test_ppo_clip_metrics():
 
 
 def test_dual_clip_bounds_the_loss_of_bad_tokens_and_counts_them():
-    result, loss, gradient = run(ppo_clip, [10.0, 2.0], [-1.0, -1.0], dual_clip=3.0)
+    result, loss, gradient = run(losses.ppo_clip, [10.0, 2.0], [-1.0, -1.0], dual_clip=3.0)
     close(loss, [3.0, 2.0])
     close(gradient, [0.0, 2.0])
     assert result.metrics["clip_fraction_dual"].result() == pytest.approx(0.5)
 
 
 def test_ratio_cap_bounds_the_unclipped_term_only():
-    _, loss, gradient = run(ppo_clip, [10.0, 10.0], [-1.0, 1.0], ratio_cap=4.0)
+    _, loss, gradient = run(losses.ppo_clip, [10.0, 10.0], [-1.0, 1.0], ratio_cap=4.0)
     close(loss, [4.0, -1.2])
     close(gradient, [0.0, 0.0])
 
 
 def test_reinforce_and_its_sequence_form():
-    _, loss, gradient = run(reinforce, [1.0, 3.0], [2.0, 2.0])
+    _, loss, gradient = run(losses.reinforce, [1.0, 3.0], [2.0, 2.0])
     close(loss, [4.0, 4.0])
     close(gradient, [-2.0, -2.0])
     mask = torch.ones(1, 2, dtype=torch.bool)
@@ -84,7 +70,7 @@ def test_reinforce_and_its_sequence_form():
 
 
 def test_gspo_is_the_length_normalised_sequence_ratio_with_the_gradient_of_the_mean():
-    result, loss, gradient = run(gspo, [1.2, 0.8, 1.1], [1.0] * 3, clip_low=0.5, clip_high=0.5)
+    result, loss, gradient = run(losses.gspo, [1.2, 0.8, 1.1], [1.0] * 3, clip_low=0.5, clip_high=0.5)
     s = (1.2 * 0.8 * 1.1) ** (1 / 3)
     close(loss, [-s] * 3)
     close(gradient / 3, [-s / 3] * 3)  # sequence_mean_token_mean divides by the length: d(-s)/d logprob_t = -s / 3
@@ -92,46 +78,46 @@ def test_gspo_is_the_length_normalised_sequence_ratio_with_the_gradient_of_the_m
 
 
 def test_gspo_clips_the_whole_sequence():
-    result, loss, gradient = run(gspo, [1.5, 1.5], [1.0, 1.0])
+    result, loss, gradient = run(losses.gspo, [1.5, 1.5], [1.0, 1.0])
     close(loss, [-1.0004, -1.0004])
     close(gradient, [0.0, 0.0])
     assert result.metrics["clip_fraction_high"].result() == 1.0
 
 
 def test_gmpo_bounds_each_token_in_log_space_before_the_mean():
-    result, loss, gradient = run(gmpo, [math.e, 1.0], [1.0, 1.0])
+    result, loss, gradient = run(losses.gmpo, [math.e, 1.0], [1.0, 1.0])
     g = math.exp(0.2)  # (0.4 + 0) / 2
     close(loss, [-g, -g])
     close(gradient, [0.0, -g])
     assert result.metrics["clip_fraction_high"].result() == pytest.approx(0.5)
-    _, loss, _ = run(gmpo, [math.e, math.exp(-1)], [-1.0, -1.0])
+    _, loss, _ = run(losses.gmpo, [math.e, math.exp(-1)], [-1.0, -1.0])
     close(loss, [math.exp(0.3)] * 2)  # (1 - 0.4) / 2: only the lower side is bounded for a bad response
 
 
 def test_cispo_keeps_the_gradient_of_clipped_tokens():
-    result, loss, gradient = run(cispo, [10.0, 0.1], [1.0, -1.0])
+    result, loss, gradient = run(losses.cispo, [10.0, 0.1], [1.0, -1.0])
     close(loss, [10.0, -0.2])
     close(gradient, [-5.0, 0.1])
     assert result.metrics["clip_fraction_high"].result() == pytest.approx(0.5)
-    _, _, gradient = run(cispo, [0.1], [1.0], clip_low=0.2)
+    _, _, gradient = run(losses.cispo, [0.1], [1.0], clip_low=0.2)
     close(gradient, [-0.8])
 
 
 def test_tis_and_topr_differ_on_good_responses():
-    _, _, gradient = run(tis, [0.5, 3.0, 0.5, 3.0], [1.0, 1.0, -1.0, -1.0])
+    _, _, gradient = run(losses.tis, [0.5, 3.0, 0.5, 3.0], [1.0, 1.0, -1.0, -1.0])
     close(gradient, [-0.5, -1.0, 0.5, 1.0])
-    _, _, gradient = run(topr, [0.5, 3.0, 0.5, 3.0], [1.0, 1.0, -1.0, -1.0])
+    _, _, gradient = run(losses.topr, [0.5, 3.0, 0.5, 3.0], [1.0, 1.0, -1.0, -1.0])
     close(gradient, [-1.0, -1.0, 0.5, 1.0])
 
 
 def test_sapo_takes_tau_by_the_sign_of_the_advantage():
-    _, loss, gradient = run(sapo, [1.0, 1.0, 2.0], [1.0, -1.0, 1.0])
+    _, loss, gradient = run(losses.sapo, [1.0, 1.0, 2.0], [1.0, -1.0, 1.0])
     close(loss, [-2.0, 2 / 1.05, -4 * torch.sigmoid(torch.tensor(1.0)).item()])
     close(gradient[:2], [-1.0, 1.0])  # slope 1 at ratio 1 whatever tau
 
 
 def test_kimi_pulls_towards_the_old_policy():
-    _, loss, gradient = run(kimi, [math.e], [0.5], tau=0.2)
+    _, loss, gradient = run(losses.kimi, [math.e], [0.5], tau=0.2)
     close(loss, [1.0 + 0.1])
     close(gradient, [-0.5 + 0.2])
 
@@ -142,23 +128,24 @@ COVARIANCE_ADVANTAGES = row([1.0, -1.0, 2.0, -2.0])  # means -2 and 0: covarianc
 
 
 def test_covariance_selection_takes_the_highest_and_all_ties():
-    chosen = covariance_selection(COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, ALL, fraction=0.25)
+    chosen = losses.covariance_selection(COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, ALL, fraction=0.25)
     assert chosen.tolist() == [[True, True, False, False]]
 
 
 def test_covariance_selection_respects_bounds_and_mask():
-    high = covariance_selection(
+    high = losses.covariance_selection(
         row([0.0, -4.0, -1.0, -3.0]), row([2.0, -2.0, 1.0, -1.0]), ALL, fraction=1.0, covariance_high=3.0
     )
     assert high.tolist() == [[False, False, True, True]]  # covariances 4, 4, 1, 1
     mask = torch.tensor([[True, True, True, False]])
-    assert not covariance_selection(COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, mask, fraction=1.0)[0, 3]
+    assert not losses.covariance_selection(COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, mask, fraction=1.0)[0, 3]
     with pytest.raises(ConfigError, match="fraction"):
-        covariance_selection(COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, mask, fraction=0.0)
+        losses.covariance_selection(COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, mask, fraction=0.0)
 
 
 @pytest.mark.parametrize(
-    ("loss", "options"), [(kimi, {"tau": -0.1}), (kl_cov, {"coef": -1.0}), (sapo, {"tau_negative": 0.0})]
+    ("loss", "options"),
+    [(losses.kimi, {"tau": -0.1}), (losses.kl_cov, {"coef": -1.0}), (losses.sapo, {"tau_negative": 0.0})],
 )
 def test_factors_that_would_turn_a_penalty_around_are_refused(loss, options):
     with pytest.raises(ConfigError, match=f"{next(iter(options))}.* {loss.__name__}"):
@@ -166,13 +153,13 @@ def test_factors_that_would_turn_a_penalty_around_are_refused(loss, options):
 
 
 def test_kl_cov_penalises_selected_tokens():
-    result, loss, _ = run(kl_cov, [2.0, 2.0], [1.0, 1.0], coef=0.5, selection_BT=torch.tensor([[True, False]]))
+    result, loss, _ = run(losses.kl_cov, [2.0, 2.0], [1.0, 1.0], coef=0.5, selection_BT=torch.tensor([[True, False]]))
     close(loss, [-2.0 + 0.5 * math.log(2.0), -2.0])
     assert result.metrics["selected_fraction"].result() == 0.5
 
 
 def test_clip_cov_drops_selected_tokens():
-    _, loss, gradient = run(clip_cov, [1.1, 1.1], [1.0, 1.0], selection_BT=torch.tensor([[True, False]]))
+    _, loss, gradient = run(losses.clip_cov, [1.1, 1.1], [1.0, 1.0], selection_BT=torch.tensor([[True, False]]))
     close(loss, [0.0, -1.1])
     close(gradient, [0.0, -1.1])
 
@@ -184,11 +171,11 @@ def test_clip_cov_leaves_out_what_the_clip_holds_already():
     old = logprobs - torch.log(row([1.25, 0.9, 1.0, 1.0]))
     mask = torch.ones(1, 4, dtype=torch.bool)
     numbers = {"fraction": 0.25, "covariance_low": 0.5}
-    chosen = unclipped_selection(logprobs, old, advantages, mask, **numbers)
+    chosen = losses.unclipped_selection(logprobs, old, advantages, mask, **numbers)
     assert chosen.tolist() == [[False, True, False, False]]
-    loss = clip_cov(logprobs, old, advantages, mask, **numbers).per_token_BT
+    loss = losses.clip_cov(logprobs, old, advantages, mask, **numbers).per_token_BT
     torch.testing.assert_close(loss, row([-2.4, 0.0, -1.0, 1.0]))
-    wider = unclipped_selection(logprobs, old, advantages, mask, **numbers, clip_high=0.3)
+    wider = losses.unclipped_selection(logprobs, old, advantages, mask, **numbers, clip_high=0.3)
     assert wider.tolist() == [[True, True, False, False]]  # both of the highest: a tie
     assert POLICY_LOSSES["clip_cov"].select(logprobs, old, advantages, mask, numbers).tolist() == chosen.tolist()
 
@@ -198,7 +185,7 @@ def test_the_share_of_clamped_ratios_is_told():
     old = row([-30.0, -1.0, -20.5, -50.0])
     logprobs = (old + row([20.5, -21.0, 19.5, 45.0])).requires_grad_()
     mask = torch.tensor([[True, True, True, False]])
-    result = ppo_clip(logprobs, old, row([-1.0, 1.0, -1.0, -1.0]), mask)
+    result = losses.ppo_clip(logprobs, old, row([-1.0, 1.0, -1.0, -1.0]), mask)
     assert result.metrics["ratio_clamped_fraction"].result() == pytest.approx(2 / 3)
     (gradient,) = torch.autograd.grad(result.per_token_BT.sum(), logprobs)
     assert gradient[0, :2].tolist() == [0.0, 0.0]

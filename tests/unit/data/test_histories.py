@@ -41,9 +41,7 @@ USER, SYSTEM, ASSISTANT = Message("user", "Hello."), Message("system", "Be brief
         ((USER,), [{"role": "user", "content": "More."}], [("user", "Hello."), ("user", "More.")]),
     ],
 )
-def test_openings_follow_the_prompt(
-    messages: tuple[Message, ...] | None, opening: Any, whole: list[tuple[str, str]]
-) -> None:
+def test_openings_follow_the_prompt(messages, opening: Any, whole: list[tuple[str, str]]) -> None:
     tokenizer = tokenizer_of()
     prompt = Prompt("p", text="Hello." if messages is None else None, messages=messages)
     expected = Prompt("p", messages=tuple(Message(role, content) for role, content in whole))
@@ -87,11 +85,8 @@ def test_what_was_heard_is_text_wherever_it_stands_and_what_was_said_is_not() ->
     messages = [USER, said, Message("tool", HOSTILE), said, Message("user", HOSTILE)]
     tokens = HistoryEncoder(tokenizer).encode(messages, {2: 0, 4: 0}, (), where="test")
     # five messages and the beginning of the next turn; a client's <pad> in a turn of the policy is one, too
-    assert [tokens.count(i) for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)] == [
-        6,
-        5,
-        2,
-    ]
+    special = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert [tokens.count(token) for token in special] == [6, 5, 2]
     assert tokenizer.decode(tokens).count(HOSTILE) == 2
 
 

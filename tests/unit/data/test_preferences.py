@@ -54,11 +54,8 @@ def test_transcripts_become_turns_where_the_chat_template_is_asked_for(jsonl, ch
 
 
 def test_transcript_messages() -> None:
-    assert [(m.role, m.content) for m in transcript_messages(HUMAN)] == [
-        ("user", "Hi"),
-        ("assistant", "Hello."),
-        ("user", "How are you?"),
-    ]
+    said = [("user", "Hi"), ("assistant", "Hello."), ("user", "How are you?")]
+    assert [(m.role, m.content) for m in transcript_messages(HUMAN)] == said
 
 
 def test_plain_text_shares_whole_words(jsonl, plain_tokenizer) -> None:
@@ -84,10 +81,9 @@ def test_conversations_share_their_first_turns(jsonl, chat_tokenizer) -> None:
 
 def test_what_a_template_does_to_conversations_is_told(jsonl, chat_tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for examples of `sft` and prompts of `rl`: once for each row, however many responses it has."""
-    text = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}"
-    )
-    monkeypatch.setattr(chat_tokenizer, "chat_template", text + "<|im_start|>assistant\n{% endif %}")
+    turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}"
+    opening = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    monkeypatch.setattr(chat_tokenizer, "chat_template", turns + opening)
     asked = [{"role": "user", "content": "Hi", "mood": "good"}]
     good, bad = ([*asked, {"role": "assistant", "content": text}] for text in ("Hello!", "What?"))
     found = load(jsonl({"chosen": good, "rejected": bad}), chat_tokenizer)

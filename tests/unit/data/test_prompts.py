@@ -39,16 +39,11 @@ def load(jsonl, chat_tokenizer):
         ({"messages": [USER, ASSISTANT]}, "chat", [USER], None, "rows"),
         ({"conversations": [{"from": "human", "value": "Q"}]}, "chat", [USER], None, "rows"),
         ({"prompt": [USER], "data_source": "d", "reward_model": {"ground_truth": "A"}}, "verl", [USER], "A", "d"),
-        (
-            {"prompt": "x", "messages": json.dumps([SYSTEM, USER]), "ground_truth": "A", "tag": "t", "domain": "no"},
-            "roll",
-            [SYSTEM, USER],
-            "A",
-            "t",
-        ),
+        ({"prompt": "x", "messages": json.dumps([SYSTEM, USER]), "ground_truth": "A", "tag": "t", "domain": "no"},
+         "roll", [SYSTEM, USER], "A", "t"),
         ({"prompt": "Q", "chosen": "a", "rejected": "b"}, "preference", "Q", None, "rows"),
     ],
-)
+)  # fmt: skip
 def test_known_layouts(load, row: dict, schema: str, asked: object, answer: object, domain: str) -> None:
     loaded = load(row)
     (prompt,) = loaded.prompts
@@ -61,20 +56,16 @@ def test_known_layouts(load, row: dict, schema: str, asked: object, answer: obje
 
 def test_columns_by_name_reach_into_nested_values(load) -> None:
     row = {"task": {"ask": "Q", "meta": {"gold": 7}}, "kind": "k"}
-    loaded = load(row, columns={"prompt": "task.ask", "answer": "task.meta.gold", "domain": "kind"})
+    columns = {"prompt": "task.ask", "answer": "task.meta.gold", "domain": "kind"}
+    loaded = load(row, columns=columns)
     (prompt,) = loaded.prompts
     assert (prompt.text, prompt.answer, prompt.domain) == ("Q", 7, "k")
-    assert loaded.understandings[0].reading.roles == {
-        "prompt": "task.ask",
-        "answer": "task.meta.gold",
-        "domain": "kind",
-    }
+    assert loaded.understandings[0].reading.roles == columns
 
 
 def test_naming_one_column_leaves_the_rest_of_the_layout(load) -> None:
     verl = {"prompt": [USER], "data_source": "d", "reward_model": {"ground_truth": "A"}, "n": 4, "ask": "R"}
-    loaded = load(verl, columns={"id": "n", "prompt": "ask"})
-    (prompt,) = loaded.prompts
+    (prompt,) = load(verl, columns={"id": "n", "prompt": "ask"}).prompts
     assert (prompt.id, prompt.text, prompt.answer, prompt.domain) == ("rows:4", "R", "A", "d")
     assert [one.answer for one in load(verl | {"reward_model": {"ground_truth": None}}, verl).prompts] == [None, "A"]
     roll = {"messages": json.dumps([USER]), "ground_truth": "A", "tag": "t", "level": "hard"}
@@ -105,23 +96,21 @@ def test_ids_stay_with_their_rows_when_others_are_dropped(load) -> None:
 
 def test_prompt_template(load) -> None:
     row = {"Body": "Two apples", "Question": "How many?", "Answer": 2.0, "n": {"x": 3}}
-    template = r"{Body}. {Question} {n.x} {{raw}} \boxed{}"
-    loaded = load(row, prompt_template=template)
+    loaded = load(row, prompt_template=r"{Body}. {Question} {n.x} {{raw}} \boxed{}")
     (prompt,) = loaded.prompts
-    assert prompt.text == r"Two apples. How many? 3 {raw} \boxed{}"
-    assert prompt.answer == 2.0
+    assert (prompt.text, prompt.answer) == (r"Two apples. How many? 3 {raw} \boxed{}", 2.0)
     assert any("prompt template" in line for line in loaded.lines())
 
 
-def test_prompt_template_may_name_the_role(load) -> None:
-    (prompt,) = load({"question": "Q", "answer": "A"}, prompt_template="{prompt}\nAnswer:").prompts
-    assert prompt.text == "Q\nAnswer:"
-
-
-def test_template_over_a_conversation_takes_the_text_column(load) -> None:
-    row = {"prompt": "x", "messages": json.dumps([USER]), "ground_truth": "A", "tag": "t"}
-    (prompt,) = load(row, prompt_template="<{prompt}>").prompts
-    assert prompt.text == "<x>"
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Q", "answer": "A"},
+        {"prompt": "Q", "messages": json.dumps([USER]), "ground_truth": "A", "tag": "t"},
+    ],
+)
+def test_prompt_template_may_name_the_role_which_is_text_beside_a_conversation(load, row: dict) -> None:
+    assert load(row, prompt_template="{prompt}\nAnswer:").prompts[0].text == "Q\nAnswer:"
 
 
 def test_system_prompt_only_where_there_is_none(load) -> None:

@@ -149,23 +149,10 @@ def test_mathematics(text: str) -> None:
     assert puzzles.is_mathematics(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x.__class__",
-        "9**9**9",
-        "9**99999999",
-        "9**(9**9)",
-        "f'{x}'",
-        "open(1)",
-        "[1]",
-        "a_b",
-        "9!",
-        "x**2.5e9",
-        "",
-        "x:=1",
-    ],
-)
+CODE = ("x.__class__", "f'{x}'", "open(1)", "[1]", "a_b", "9!", "", "x:=1")
+
+
+@pytest.mark.parametrize("text", [*CODE, "9**9**9", "9**99999999", "9**(9**9)", "x**2.5e9"])
 def test_not_mathematics(text: str) -> None:
     assert not puzzles.is_mathematics(text)
 

@@ -59,10 +59,6 @@ def test_prompts_are_not_documents(jsonl, plain_tokenizer) -> None:
 
 def test_no_document_with_a_query_is_an_error(tmp_path: Path, plain_tokenizer) -> None:
     (tmp_path / "x.txt").write_text("nothing\n\nhere\n")
+    source, query = DataSource(path=str(tmp_path / "x.txt")), QueryConfig(end_text=".")
     with pytest.raises(DataError, match="none of 2 rows can be used: 2 documents without a query"):
-        load_prompts(
-            [DataSource(path=str(tmp_path / "x.txt"))],
-            tokenizer=plain_tokenizer,
-            max_prompt_tokens=9,
-            query=QueryConfig(end_text="."),
-        )
+        load_prompts([source], tokenizer=plain_tokenizer, max_prompt_tokens=9, query=query)

@@ -30,55 +30,23 @@ def chatml_tokenizer(shared_dir: Path):
     ("path", "fields", "rows", "schema", "roles", "answer", "domains"),
     [
         ("gsm8k/test.jsonl", {}, 1319, "prompt", {"prompt": "question", "answer": "answer"}, "#### 18", {"test"}),
-        (
-            "roll_math/math_benchmarks.jsonl",
-            {},
-            560,
-            "roll",
-            {"messages": "messages", "answer": "ground_truth", "domain": "tag"},
-            "204",
-            {"aime2024", "aime2025", "MATH-500"},
-        ),
-        (
-            "one_shot_rlvr/dsr_sub.parquet",
-            {},
-            1209,
-            "verl",
-            {"prompt": "prompt", "answer": "reward_model.ground_truth", "domain": "data_source"},
-            r"\frac{3}{7}",
-            {"deepscaler"},
-        ),
-        (
-            "math_eval/math500_test.jsonl",
-            {},
-            500,
-            "prompt",
-            {"prompt": "problem", "answer": "answer"},
-            r"\left( 3, \frac{\pi}{2} \right)",
-            {"math500_test"},
-        ),
-        (
-            "math_eval/mawps_test.jsonl",
-            {},
-            2065,
-            "prompt",
-            {"prompt": "input", "answer": "target"},
-            "43.0",
-            {"mawps_test"},
-        ),
-        (
-            "math_eval/svamp_test.jsonl",
-            {"prompt_template": "{Body}. {Question}", "columns": {"id": "ID", "answer": "Answer"}},
-            1000,
-            "prompt",
-            {"answer": "Answer", "id": "ID"},
-            "145.0",
-            {"svamp_test"},
-        ),
+        ("roll_math/math_benchmarks.jsonl", {}, 560, "roll",
+         {"messages": "messages", "answer": "ground_truth", "domain": "tag"}, "204",
+         {"aime2024", "aime2025", "MATH-500"}),
+        ("one_shot_rlvr/dsr_sub.parquet", {}, 1209, "verl",
+         {"prompt": "prompt", "answer": "reward_model.ground_truth", "domain": "data_source"},
+         r"\frac{3}{7}", {"deepscaler"}),
+        ("math_eval/math500_test.jsonl", {}, 500, "prompt", {"prompt": "problem", "answer": "answer"},
+         r"\left( 3, \frac{\pi}{2} \right)", {"math500_test"}),
+        ("math_eval/mawps_test.jsonl", {}, 2065, "prompt", {"prompt": "input", "answer": "target"},
+         "43.0", {"mawps_test"}),
+        ("math_eval/svamp_test.jsonl",
+         {"prompt_template": "{Body}. {Question}", "columns": {"id": "ID", "answer": "Answer"}},
+         1000, "prompt", {"answer": "Answer", "id": "ID"}, "145.0", {"svamp_test"}),
         ("humaneval/HumanEval.jsonl.gz", {"columns": {"id": "task_id"}}, 164, "prompt", None, "None", {"HumanEval"}),
         ("arithmetic_sequence/data", {"split": "test"}, 200, "prompt", {"prompt": "prompt"}, "None", {"data/test"}),
     ],
-)
+)  # fmt: skip
 def test_prompts(shared_dir, chatml_tokenizer, path, fields, rows, schema, roles, answer, domains) -> None:
     source = DataSource(path=str(shared_dir / "data" / path), **fields)
     loaded = load_prompts([source], tokenizer=chatml_tokenizer)
@@ -118,9 +86,8 @@ def test_real_chat_training(shared_dir: Path, chatml_tokenizer) -> None:
 
 def test_stories_are_documents(shared_dir: Path, stories_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(stories_model)
-    source = DataSource(
-        path=str(shared_dir / "data/tinystories/tinystories.txt"), document_separator=r"\n\n(?=Once upon a time)"
-    )
+    file = str(shared_dir / "data/tinystories/tinystories.txt")
+    source = DataSource(path=file, document_separator=r"\n\n(?=Once upon a time)")
     loaded = load_sft_examples([source], tokenizer=tokenizer, max_tokens=512)
     assert loaded.understandings[0].rows == 149
     first = loaded.examples[0]
@@ -136,9 +103,8 @@ def test_a_real_template_with_tools_renders_a_history_alike_for_sft_and_rl(jsonl
     history = [{"role": "user", "content": "1+1?"}, call, {"role": "tool", "content": "2"}]
     answer = {"role": "assistant", "content": "2", "reasoning_content": "it says so"}
     chat = ChatFormat(options=options)
-    asked = load_prompts(
-        [DataSource(path=jsonl({"messages": history, "tools": [tool]}))], tokenizer=chatml_tokenizer, chat=chat
-    )
+    asking = DataSource(path=jsonl({"messages": history, "tools": [tool]}))
+    asked = load_prompts([asking], tokenizer=chatml_tokenizer, chat=chat)
     source = DataSource(path=jsonl({"messages": [*history, answer], "tools": [tool]}))
     (example,) = load_sft_examples([source], tokenizer=chatml_tokenizer, chat=chat).examples
     prompt = chatml_tokenizer.decode(asked.prompt_tokens[0]).removesuffix("<think>\n\n</think>\n\n")

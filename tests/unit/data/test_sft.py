@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from transformers import PreTrainedTokenizer
 
@@ -45,12 +47,10 @@ def test_question_and_answer_rows_are_prompt_completion(load, plain_tokenizer) -
 
 
 def test_plain_text_trains_all_but_the_first_token(load, new_tokenizer) -> None:
-    tokenizer = new_tokenizer(bos=True)
-    (example,) = load({"text": "abc"}, tokenizer=tokenizer).examples
-    assert pieces(example, tokenizer) == [(False, "<s>"), (True, "abc</s>")]
-    plain = new_tokenizer()
-    (example,) = load({"text": "abc"}, tokenizer=plain).examples
-    assert pieces(example, plain) == [(False, "a"), (True, "bc</s>")]
+    for bos, learned in ((True, [(False, "<s>"), (True, "abc</s>")]), (False, [(False, "a"), (True, "bc</s>")])):
+        tokenizer = new_tokenizer(bos=bos)
+        (example,) = load({"text": "abc"}, tokenizer=tokenizer).examples
+        assert pieces(example, tokenizer) == learned
 
 
 CONVERSATION = {"messages": [SYSTEM, USER, A1, USER, A2]}
@@ -84,7 +84,7 @@ def test_generation_marks_say_the_same(load, new_tokenizer) -> None:
     assert trained_pieces(example, tokenizer) == ["two<|im_end|>"]
 
 
-@pytest.mark.parametrize("marks_in_template", [False, True])
+@pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize(
     ("messages", "train_on", "trained"),
     [
@@ -96,12 +96,9 @@ def test_generation_marks_say_the_same(load, new_tokenizer) -> None:
         ([A1, USER, A2], "all_turns", ["one<|im_end|>", "two<|im_end|>"]),  # as in ShareGPT
     ],
 )
-def test_chosen_turns_are_trained_on(
-    load, new_tokenizer, chatml, messages, train_on, trained, marks_in_template
-) -> None:
-    tokenizer = new_tokenizer(template=MARKED if marks_in_template else chatml)
-    options = {"train_on": train_on}
-    (example,) = load({"messages": messages}, tokenizer=tokenizer, options=options).examples
+def test_chosen_turns_are_trained_on(load, new_tokenizer, chatml, messages, train_on, trained, marked) -> None:
+    tokenizer = new_tokenizer(template=MARKED if marked else chatml)
+    (example,) = load({"messages": messages}, tokenizer=tokenizer, options={"train_on": train_on}).examples
     assert trained_pieces(example, tokenizer) == trained
     bare = [{name: turn[name] for name in ("role", "content")} for turn in messages]
     (whole,) = load({"messages": bare}, tokenizer=tokenizer).examples
@@ -113,23 +110,15 @@ def test_chosen_turns_are_trained_on(
     [
         ({"messages": [USER, A1 | {"train": False}]}, {}, "no assistant turn to train on"),
         ({"messages": [USER | {"train": True}, A1]}, {}, "message 1 (user) is marked as trained on"),
-        (
-            {"messages": [USER, A1 | {"weight": 1}, USER, A2]},
-            {"train_on": "last_turn"},
-            "message 2 (assistant) is marked",
-        ),
+        ({"messages": [USER, A1 | {"weight": 1}, USER, A2]}, {"train_on": "last_turn"}, "message 2 (assistant) is"),
         ({"prompt": [USER, A1 | {"train": True}, USER], "completion": [A2]}, {}, "behind the prompt"),
-        (
-            {"prompt": [USER], "completion": [A1 | {"train": False}, A2]},
-            {"chat": ChatFormat(chat="never")},
-            "with data.chat never it is one text",
-        ),
+        ({"prompt": [USER], "completion": [A1 | {"train": False}, A2]}, {"chat": ChatFormat(chat="never")},
+         "with data.chat never it is one text"),
     ],
-)
+)  # fmt: skip
 def test_turns_that_cannot_be_chosen_are_refused(load, row: dict, options: dict, words: str) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=re.escape(words)):
         load(row, options=options)
-    assert words in str(caught.value)
 
 
 def test_marks_around_several_turns_leave_none_out(load, new_tokenizer) -> None:
@@ -207,26 +196,22 @@ def test_a_filled_thinking_block_is_trained_on(load, new_tokenizer) -> None:
         "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
     )
     tokenizer = new_tokenizer(template=template)
-    rows = [
-        {"messages": [USER, {"role": "assistant", "content": f"<think>{thought}</think>A"}]} for thought in ("", "hm")
-    ]
+    answers = (A1 | {"content": f"<think>{thought}</think>A"} for thought in ("", "hm"))
+    rows = [{"messages": [USER, answer]} for answer in answers]
     examples = load(*rows, tokenizer=tokenizer).examples
     assert [trained_pieces(e, tokenizer) for e in examples] == [["A<|im_end|>"], ["hm</think>A<|im_end|>"]]
 
 
 def test_a_template_that_cannot_be_cut_is_told(load, new_tokenizer) -> None:
     template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    with pytest.raises(
-        DataError, match=r"rows\.jsonl:1: the chat template writes.*message 3 differently.*\n.*generation"
-    ):
+    said = r"rows\.jsonl:1: the chat template writes.*message 3 differently.*\n.*generation"
+    with pytest.raises(DataError, match=said):
         load({"messages": [SYSTEM, USER, A1, USER]}, tokenizer=new_tokenizer(template=template))
 
 
-@pytest.mark.parametrize(
-    "row", [{"prompt": [USER, A1, USER], "completion": [A2]}, {"prompt": [USER, A1, USER], "completion": "two"}]
-)
-def test_conversational_completion_trains_only_the_completion(load, chat_tokenizer, row: dict) -> None:
-    (example,) = load(row).examples
+@pytest.mark.parametrize("completion", [[A2], "two"])
+def test_conversational_completion_trains_only_the_completion(load, chat_tokenizer, completion) -> None:
+    (example,) = load({"prompt": [USER, A1, USER], "completion": completion}).examples
     assert trained_pieces(example, chat_tokenizer) == ["two<|im_end|>"]
 
 
@@ -240,11 +225,7 @@ def test_text_pairs_become_turns_when_asked(load, chat_tokenizer) -> None:
 
 
 def test_over_long_examples(load, plain_tokenizer) -> None:
-    rows = [
-        {"prompt": "12", "completion": "345"},
-        {"prompt": "1234", "completion": "5"},
-        {"prompt": "1", "completion": "2"},
-    ]
+    rows = [{"prompt": asked, "completion": said} for asked, said in (("12", "345"), ("1234", "5"), ("1", "2"))]
 
     def run(over_long: str) -> SftSet:
         return load(*rows, tokenizer=plain_tokenizer, options={"max_tokens": 4, "over_long": over_long})

@@ -13,6 +13,8 @@ from burnish.errors import DataError
 from burnish.types import Message
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
+CALLED = {"role": "assistant", "content": ""}
+SAID = {"role": "assistant", "content": "4"}
 
 
 @pytest.mark.parametrize(
@@ -22,30 +24,20 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b
         ({"from": "gpt", "value": "A"}, Message("assistant", "A")),
         ({"from": "observation", "value": "3"}, Message("tool", "3")),
         ({"role": "assistant", "content": None, "tool_calls": [CALL]}, Message("assistant", "", (CALL,))),
-        (  # the inner form, and arguments as JSON text, which templates would quote twice
-            {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": '{"a": 1, "b": null}'}]},
-            Message("assistant", "", (CALL,)),
-        ),
-        (
-            {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1, "b": null}}'},
-            Message("assistant", "", (CALL,)),
-        ),
-        (
-            {"role": "assistant", "content": "4", "reasoning_content": "2+2"},
-            Message("assistant", "4", reasoning_content="2+2"),
-        ),
-        ({"role": "assistant", "content": "4", "thinking": "2+2"}, Message("assistant", "4", reasoning_content="2+2")),
-        ({"role": "assistant", "content": "4", "tool_calls": None, "weight": 1}, Message("assistant", "4")),
-        (
-            {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"},
-            Message("tool", "3", extra={"tool_call_id": "c1", "name": "add"}),
-        ),
-        (
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            Message("user", "ab"),
-        ),
+        # the inner form, and arguments as JSON text, which templates would quote twice
+        ({**CALLED, "tool_calls": [{"name": "add", "arguments": '{"a": 1, "b": null}'}]},
+         Message("assistant", "", (CALL,))),
+        ({"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1, "b": null}}'},
+         Message("assistant", "", (CALL,))),
+        ({**SAID, "reasoning_content": "2+2"}, Message("assistant", "4", reasoning_content="2+2")),
+        ({**SAID, "thinking": "2+2"}, Message("assistant", "4", reasoning_content="2+2")),
+        ({**SAID, "tool_calls": None, "weight": 1}, Message("assistant", "4")),
+        ({"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"},
+         Message("tool", "3", extra={"tool_call_id": "c1", "name": "add"})),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+         Message("user", "ab")),
     ],
-)
+)  # fmt: skip
 def test_turns(turn: dict, message: Message) -> None:
     assert checked_message(turn, "f:1, message 1") == message
 
@@ -56,23 +48,17 @@ def test_turns(turn: dict, message: Message) -> None:
         ({"role": "assistant", "content": None}, "nothing (null) as content"),
         ({"role": "assistant", "content": None, "tool_calls": []}, "nothing (null) as content"),
         ({"role": "user", "content": [{"type": "image"}]}, "not text"),
-        ({"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": {}}}]}, "tool call 1 is dict"),
-        ({"role": "assistant", "content": "", "tool_calls": ["x"]}, "tool call 1 is str"),
-        ({"role": "assistant", "content": "", "tool_calls": {"name": "f"}}, "not a list"),
-        (
-            {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "{a"}]},
-            "of f: str '{a' is not JSON",
-        ),
-        ({"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "[1]"}]}, "as arguments list"),
-        ({"role": "assistant", "content": "x", "weight": 0}, "which only supervised examples may be"),
-        (
-            {"role": "assistant", "content": "x", "weight": 0.5},
-            "mark a turn with train: true or false, or weight: 1 or 0",
-        ),
-        ({"role": "assistant", "content": "x", "train": True, "weight": 0}, "has train bool True, weight int 0"),
-        ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "write it as tool_calls"),
-        ({"role": "assistant", "content": "x", "thinking": "a", "reasoning_content": "b"}, "give the reasoning once"),
-        ({"role": "assistant", "content": "x", "reasoning_content": ["a"]}, "reasoning_content list"),
+        ({**CALLED, "tool_calls": [{"function": {"arguments": {}}}]}, "tool call 1 is dict"),
+        ({**CALLED, "tool_calls": ["x"]}, "tool call 1 is str"),
+        ({**CALLED, "tool_calls": {"name": "f"}}, "not a list"),
+        ({**CALLED, "tool_calls": [{"name": "f", "arguments": "{a"}]}, "of f: str '{a' is not JSON"),
+        ({**CALLED, "tool_calls": [{"name": "f", "arguments": "[1]"}]}, "as arguments list"),
+        ({**SAID, "weight": 0}, "which only supervised examples may be"),
+        ({**SAID, "weight": 0.5}, "mark a turn with train: true or false, or weight: 1 or 0"),
+        ({**SAID, "train": True, "weight": 0}, "has train bool True, weight int 0"),
+        ({**SAID, "function_call": {"name": "f"}}, "write it as tool_calls"),
+        ({**SAID, "thinking": "a", "reasoning_content": "b"}, "give the reasoning once"),
+        ({**SAID, "reasoning_content": ["a"]}, "reasoning_content list"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_where_it_stands(turn: dict, words: str) -> None:
@@ -88,9 +74,9 @@ def test_what_cannot_be_carried_is_refused_where_it_stands(turn: dict, words: st
     + [({"train": trained, "weight": int(trained)}, trained) for trained in (False, True)],
 )
 def test_a_supervised_turn_may_say_whether_it_is_trained_on(marks: dict, trained: bool | None) -> None:
-    turn = checked_message({"role": "assistant", "content": "x", **marks}, "f:1, message 1", may_mark=True)
-    assert turn == Message("assistant", "x", trained=trained)
-    assert turn.to_dict() == {"role": "assistant", "content": "x"}  # no template sees the mark
+    turn = checked_message({**SAID, **marks}, "f:1, message 1", may_mark=True)
+    assert turn == Message("assistant", "4", trained=trained)
+    assert turn.to_dict() == SAID  # no template sees the mark
 
 
 def test_a_message_is_written_out_as_it_was_read() -> None:

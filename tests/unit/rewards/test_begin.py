@@ -10,7 +10,7 @@ import pytest
 
 from burnish.errors import RewardError
 from burnish.rewards import ProcessRewardScorer
-from burnish.types import RewardStatus, Rollout
+from burnish.types import Rollout
 
 REWARDS = """
     import asyncio, os, time
@@ -84,8 +84,7 @@ def test_workers_work_between_the_calls(make_scorer, make_items, file: Path) -> 
     until_idle(scorer)
     scorer.take_metrics()
     assert rewards(scorer.score(items)) == [2.0] * 20
-    seconds = scorer.take_metrics()["time/reward_worker_seconds/slow"].result()
-    assert seconds == 0.0  # no call was made again
+    assert scorer.take_metrics()["time/reward_worker_seconds/slow"].result() == 0.0  # no call was made again
 
 
 def test_rewards_that_want_all_at_once_wait_and_the_others_do_not(make_scorer, make_items, file: Path) -> None:
@@ -106,7 +105,6 @@ def test_failures_are_those_of_an_ordinary_call(make_scorer, make_items, file: P
     until_idle(scorer)
     scored = scorer.score(items)
     assert [r.status.value for r in scored] == ["ok", "timeout", "error", "ok", "error", "ok"]
-    assert scored[1].status is RewardStatus.TIMEOUT
     assert rewards(scored) == [2.0, None, None, 3.0, None, 1.0]
     assert scorer.take_metrics()["reward/failed_fraction"].result() == pytest.approx(0.5)
 

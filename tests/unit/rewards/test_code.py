@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -165,19 +164,14 @@ def test_a_line_break_after_a_token_is_not_part_of_it(monkeypatch: pytest.Monkey
         Code(url="http://host", token_variable="MOUNTED")
 
 
-@pytest.fixture(scope="module")
-def made() -> Callable[..., Code]:
-    """Makes the reward, on a machine with a tier that confines."""
-
-    def make(**options: Any) -> Code:
-        with where_confined():
-            return Code(seconds=60.0, **options)
-
-    return make
+def made(**options: Any) -> Code:
+    """The reward, on a machine with a tier that confines."""
+    with where_confined():
+        return Code(seconds=60.0, **options)
 
 
 @pytest.mark.slow
-def test_scores(made) -> None:
+def test_scores() -> None:
     code, share = made(), made(score="fraction")
     assert code("    return 2 * x\n", **HUMAN_EVAL) == 1.0
     assert code("    return 4\n", **HUMAN_EVAL) == 0.0
@@ -193,7 +187,7 @@ def test_scores(made) -> None:
 
 
 @pytest.mark.slow
-def test_tests_that_test_nothing_are_no_score(made) -> None:
+def test_tests_that_test_nothing_are_no_score() -> None:
     with pytest.raises(NoScoreError, match="do not ask the code for anything"):
         made()("def f(): return 1", test_list=["assert 1 == 1 + 0"])
 

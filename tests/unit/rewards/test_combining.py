@@ -33,17 +33,10 @@ def combined(answers: Sequence[Sequence[str]]) -> list[Rollout]:
         (reward, place): ANSWERS[answer] for place, row in enumerate(answers) for reward, answer in enumerate(row)
     }
     elsewhere = not_for_prompt(outcomes, [("p", 0)] * len(answers))
-    return [
-        combine(
-            rollout(place),
-            [
-                Weighted(LABELS[reward], 1.0, ANSWERS[answer], applies=(reward, place) not in elsewhere)
-                for reward, answer in enumerate(row)
-            ],
-            None,
-        )
-        for place, row in enumerate(answers)
-    ]
+    found: list[list[Weighted]] = [[] for _ in answers]
+    for (reward, place), outcome in outcomes.items():
+        found[place].append(Weighted(LABELS[reward], 1.0, outcome, applies=(reward, place) not in elsewhere))
+    return [combine(rollout(place), given, None) for place, given in enumerate(found)]
 
 
 @given(st.lists(st.tuples(*[st.sampled_from(sorted(ANSWERS))] * 3), min_size=1, max_size=5))
@@ -91,17 +84,14 @@ def conversation() -> Rollout:
 
 def test_rewards_of_turns_and_of_the_whole_are_on_sampled_tokens() -> None:
     dense = Score(3.0, token_rewards=(1.0, 0.0, 0.0, 0.0, 2.0))
-    results = [
-        Weighted(label, 2.0, Outcome(RewardStatus.OK, score)) for label, score in (("a", dense), ("b", Score(5.0)))
-    ]
+    scores = {"a": dense, "b": Score(5.0)}
+    results = [Weighted(label, 2.0, Outcome(RewardStatus.OK, score)) for label, score in scores.items()]
     assert combine(conversation(), results, None).token_rewards == (2.0, 0.0, 0.0, 0.0, 14.0)
 
 
 def test_a_reward_on_a_token_that_nobody_sampled_is_refused() -> None:
     lost = Score(3.0, token_rewards=(1.0, 0.0, 2.0, 0.0, 0.0))
-    with pytest.raises(
-        RewardError, match=r"(?s)'a' returned 2 as token_rewards\[2\].*did not sample.*author is policy"
-    ):
+    with pytest.raises(RewardError, match=r"(?s)'a' returned 2 as token_rewards\[2\].*did not sample.*is policy"):
         combine(conversation(), [Weighted("a", 1.0, Outcome(RewardStatus.OK, lost))], None)
 
 
@@ -119,14 +109,8 @@ def scored(rollout: Rollout, reward: float | None) -> Rollout:
     return replace(rollout, reward=reward, reward_parts={} if reward is None else {"math": reward}, status=status)
 
 
-ROWS = [
-    row(3, 3, branch=1),
-    row(3),
-    row(4, reason=FinishReason.FAILED),
-    row(0, 0, group=1, branch=1),
-    row(0, 0, group=1, branch=2),
-    row(0, group=1),
-]
+ROWS = [row(3, 3, branch=1), row(3), row(4, reason=FinishReason.FAILED)]
+ROWS += [row(0, 0, group=1, branch=1), row(0, 0, group=1, branch=2), row(0, group=1)]
 ITEMS = [(PROMPT, one) for one in ROWS]
 
 

@@ -64,9 +64,7 @@ def test_the_row_is_a_file_of_json(make) -> None:
 def test_a_response_is_never_an_argument(make) -> None:
     code = "import sys; sys.exit(sys.argv[1:] != ['$(id)', '*'])"
     assert make(code, "$(id)", "*")("$(id) {file} {row}") == 1.0
-    with pytest.raises(
-        ConfigError, match=r"has \{response\} in '\{response\}'(?s:.*)a response never becomes an argument"
-    ):
+    with pytest.raises(ConfigError, match=r"has \{response\} in '\{response\}'(?s:.*)never becomes an argument"):
         make(code, "{response}")
 
 
@@ -134,9 +132,8 @@ def test_relative_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"'checker.py' of reward 'command' is a file here(?s:.*)\{here\}/checker.py"):
         Command([sys.executable, "checker.py"])
     assert Command([sys.executable, "-S", "{here}/checker.py"], seconds=60.0)("x") == 1.0
-    script = tmp_path / "check.sh"
-    script.write_text("#!/bin/sh\nexit 1\n")
-    script.chmod(0o755)
+    (tmp_path / "check.sh").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "check.sh").chmod(0o755)
     assert Command(["./check.sh"], seconds=60.0)("x") == 0.0
 
 
@@ -145,10 +142,7 @@ def test_relative_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     [
         ({"argv": "lean file"}, "option argv of reward 'command' is 'lean file'"),
         ({"argv": []}, "option argv of reward 'command' is"),
-        (
-            {"argv": ["burnish-no-such-program"]},
-            "the program 'burnish-no-such-program' of reward 'command' was not found on PATH",
-        ),
+        ({"argv": ["no-such-program"]}, "the program 'no-such-program' of reward 'command' was not found on PATH"),
         ({"argv": ["true"], "wrong": [0]}, "option wrong of reward 'command' is"),
         ({"argv": ["true"], "score": "stdout", "wrong": [1]}, "with score: stdout no status is a verdict"),
         ({"argv": ["true"], "seconds": 0}, "option seconds of reward 'command' is 0"),

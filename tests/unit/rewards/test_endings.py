@@ -41,9 +41,7 @@ def item(text: str, finish: FinishReason = FinishReason.LENGTH) -> Item:
 
 
 @pytest.fixture
-def score(
-    make_scorer: Callable[..., ProcessRewardScorer], reward_file: Callable[[str], Path]
-) -> Callable[..., tuple[list[Rollout], ProcessRewardScorer]]:
+def score(make_scorer, reward_file) -> Callable[..., tuple[list[Rollout], ProcessRewardScorer]]:
     """score(items, function, scoring options): scored as in a run, where the tokenizer is known."""
 
     def run(items: Sequence[Item], function: str, **scoring: Any) -> tuple[list[Rollout], ProcessRewardScorer]:
@@ -55,10 +53,7 @@ def score(
 
 
 def test_the_first_token_at_or_after_the_position_ends_it_and_stays() -> None:
-    assert end_of((7, 1, 7, 1, 7), 7, 0) == 1
-    assert end_of((7, 1, 7, 1, 7), 7, 1) == 3
-    assert end_of((7, 1, 7, 1, 7), 7, 2) == 3
-    assert end_of((7, 1, 7, 1, 7), 7, 3) == 5
+    assert [end_of((7, 1, 7, 1, 7), 7, first) for first in range(4)] == [1, 3, 3, 5]
     assert end_of((7, 1, 7, 1), 7, 3) is None
 
 
@@ -74,8 +69,7 @@ def test_the_score_is_that_of_the_cut_response_and_the_rollout_stays_whole(score
 
 
 def test_rewards_see_a_response_that_has_ended(score) -> None:
-    (rollout,), _ = score([item("ab.cd")], "tokens", truncate_token=".")
-    assert rollout.reward == 3.5
+    assert score([item("ab.cd")], "tokens", truncate_token=".")[0][0].reward == 3.5
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -78,8 +79,7 @@ def test_one_bad_response_among_good_ones(
 def test_all_kinds_at_once_on_two_workers(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer({"name": f"{file}:nasty", "timeout_seconds": 1.0}, workers=2)
     scored = scorer.score(make_items(["exit", "ab", "loop", "exit", "loop", "ab", "crash", "ab"]))
-    names = ["error", "ok", "timeout", "error", "timeout", "ok", "error", "ok"]
-    assert [r.status.value for r in scored] == names
+    assert [r.status.value for r in scored] == ["error", "ok", "timeout", "error", "timeout", "ok", "error", "ok"]
     assert scorer.take_metrics()["reward/timeout_fraction"].result() == pytest.approx(0.25)
     assert [r.reward for r in scorer.score(make_items(["abcd"] * 3))] == [4.0] * 3
 
@@ -177,12 +177,6 @@ DAEMONS = """
 """
 
 
-def _left_behind(path: Path, count: int) -> list[int]:
-    pids = [int(word) for word in path.with_name(path.name + ".pids").read_text().split()]
-    assert len(pids) == count
-    return pids
-
-
 @pytest.mark.slow_cases("sessions/-ok", "sessions/loop-timeout", "stopper/loop-timeout", "twice forked/loop-timeout")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt the orphans below it")
 @pytest.mark.parametrize(
@@ -204,7 +198,8 @@ def test_what_leaves_its_session_ends_with_its_worker(
     scorer = make_scorer({"name": f"{path}:nasty", "timeout_seconds": limit})
     (scored,) = scorer.score(make_items([response]))
     assert scored.status is status
-    pids = _left_behind(path, 3 if "sessions" in response else 1)
+    pids = [int(word) for word in Path(f"{path}.pids").read_text().split()]
+    assert len(pids) == (3 if "sessions" in response else 1)
     if status is RewardStatus.OK:
         assert all(map(runs, pids))
         scorer.close()
@@ -219,17 +214,19 @@ TALKERS = """
         assert found
         return found[0]
 
+    def framed(sent): return len(sent).to_bytes(8, "big") + sent
+
+    SENT = {
+        "garbage": b"not what it should be",
+        "partial": framed(b"[" * 50)[:9],
+        "no answer": framed(b"[{}]"),
+        "another task": framed(b'["outcome",0,0,"ok",[100.0,{},null],""]'),
+        "ready again": framed(b'["ready",[]]'),
+        "endless": b"\\x7f" * 8,
+    }
+
     def talker(response):
-        if response == "garbage": channel().send(b"not what it should be")
-        if response == "partial": channel().send((50).to_bytes(8, "big") + b"[")
-        if response == "no answer": channel().send((4).to_bytes(8, "big") + b"[{}]")
-        if response == "another task":
-            late = b'["outcome",0,0,"ok",[100.0,{},null],""]'
-            channel().send(len(late).to_bytes(8, "big") + late)
-        if response == "ready again":
-            again = b'["ready",[]]'
-            channel().send(len(again).to_bytes(8, "big") + again)
-        if response == "endless": channel().send(b"\\x7f" * 8)
+        if response in SENT: channel().send(SENT[response])
         if response == "child": os.system("for fd in $(ls /proc/self/fd); do echo x >&$fd; done 2>/dev/null")
         return len(response)
 """
@@ -271,10 +268,7 @@ def test_a_worker_that_cannot_be_started_is_one_clear_error(make_scorer, monkeyp
 
 @pytest.mark.slow
 def test_large_arguments_do_not_wait_for_a_worker_that_does_not_read(make_scorer, make_items, reward_file) -> None:
-    path = reward_file("""
-        import time
-        def size(response, **columns): return len(columns.get("blob", ""))
-    """)
+    path = reward_file('def size(response, **columns): return len(columns.get("blob", ""))')
     scorer = make_scorer({"name": f"{path}:size", "timeout_seconds": 2.0})
     (pid,) = scorer.worker_pids
     os.kill(pid, signal.SIGSTOP)
@@ -302,14 +296,12 @@ def test_stop_signals_are_not_for_workers(make_scorer, make_items, reward_file, 
             return 1.0
     """)
     scorer = make_scorer({"name": f"{path}:slow", "options": {"folder": str(tmp_path)}})
-
     pids = tmp_path / "pids"
 
     def signal_all() -> None:
         wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
-        for pid in map(int, pids.read_text().split()):
-            for number in STOP_SIGNALS:
-                os.kill(pid, number)
+        for pid, number in itertools.product(map(int, pids.read_text().split()), STOP_SIGNALS):
+            os.kill(pid, number)
 
     sender = threading.Thread(target=signal_all)
     sender.start()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from burnish.errors import ConfigError
 from burnish.rewards.builtins.json_schema import JsonSchema, read_json
 from burnish.rewards.builtins.reading_rows import NoScoreError, fenced_blocks, last_block
-from burnish.types import RewardStatus
 
 pytest.importorskip("jsonschema")
 
@@ -204,7 +203,4 @@ def test_a_pattern_that_explodes_costs_the_worker_and_no_more(make_scorer, make_
     schema = {"type": "string", "pattern": "^(a+)+$"}
     scorer = make_scorer({"name": "json_schema", "options": {"schema": schema}, "timeout_seconds": 2.0})
     scored = scorer.score(make_items([json.dumps("a" * 40 + "!"), json.dumps("aaa")]))
-    assert [(rollout.status, rollout.reward) for rollout in scored] == [
-        (RewardStatus.TIMEOUT, None),
-        (RewardStatus.OK, 1.0),
-    ]
+    assert [(r.status.value, r.reward) for r in scored] == [("timeout", None), ("ok", 1.0)]

@@ -70,10 +70,8 @@ def test_text_goes_through_another_tokenizer(trained: Trained, make_scorer, make
     assert "a different tokenizer" in line
     assert "text" in line
     expected = model.score([(r.prompt_tokens, r.response_tokens) for _, r in items_of(model, ["ab", "c"], make_items)])
-    foreign = [
-        (prompt, dataclasses.replace(rollout, prompt_tokens=(1,), response_tokens=(9999,)))
-        for prompt, rollout in make_items(["ab", "c"])
-    ]
+    strange = {"prompt_tokens": (1,), "response_tokens": (9999,)}
+    foreign = [(prompt, dataclasses.replace(rollout, **strange)) for prompt, rollout in make_items(["ab", "c"])]
     assert [rollout.reward for rollout in scorer.score(foreign)] == pytest.approx(expected, abs=1e-5)
     cut = [(p, dataclasses.replace(r, finish_reason=FinishReason.LENGTH)) for p, r in foreign]
     assert [rollout.reward for rollout in scorer.score(cut)] != pytest.approx(expected, abs=1e-5)

@@ -42,9 +42,8 @@ def test_pairs_are_counted_by_the_scores_of_a_reward(make_scorer) -> None:
         f"the better response scores higher in 50.0% of 4 pairs (95 %: {low:.1%} to {high:.1%})",
         "both score the same in 25.0%, the worse response scores higher in 25.0%",
     ]
-    assert [(pair.row, pair.better.response, pair.worse.response) for pair in found.disagreements()] == [
-        ("2", "5", "8")
-    ]
+    (pair,) = found.disagreements()
+    assert (pair.row, pair.better.response, pair.worse.response) == ("2", "5", "8")
 
 
 def test_disagreements_begin_with_the_largest(make_scorer, reward_file: Callable[[str], Path]) -> None:
@@ -86,10 +85,8 @@ def run_file(save_tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: 
 @pytest.mark.slow
 def test_check_compares_pairs_with_a_reward(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(run_file), "--reward", "math"]) == 0
-    assert (
-        "math: the better response scores higher in 100.0% of 4 pairs (95 %: 51.0% to 100.0%)"
-        in capsys.readouterr().out
-    )
+    said = "math: the better response scores higher in 100.0% of 4 pairs (95 %: 51.0% to 100.0%)"
+    assert said in capsys.readouterr().out
     assert main(["check", str(run_file), "--reward", "{name: 'model:rm', options: {device: cpu}}"]) == 0
     assert "of 4 pairs" in capsys.readouterr().out
     assert main(["check", str(run_file), "--reward", "maths"]) == 2

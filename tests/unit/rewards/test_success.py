@@ -45,9 +45,8 @@ def test_a_named_reward_judges_alone_from_its_own_threshold() -> None:
     assert named(success="math") == Success({"math": 1.0}, "evaluation.success")
     assert named(success="own/right") == Success({"own/right": 1.0}, "evaluation.success")
     assert named(success="model", success_score=-3) == Success({"model": -3.0}, "evaluation.success")
-    assert success_of(rewards({"name": "exact"}), ("exact",), RlEvaluationConfig(success_score=0.5)) == Success(
-        {"exact": 0.5}
-    )
+    half = RlEvaluationConfig(success_score=0.5)
+    assert success_of(rewards({"name": "exact"}), ("exact",), half) == Success({"exact": 0.5})
 
 
 def test_a_threshold_that_a_built_in_cannot_reach_is_refused() -> None:
@@ -94,17 +93,9 @@ def test_a_reward_that_the_run_file_does_not_name_need_not_be_for_the_held_out_r
 
 def test_messages_name_the_field_that_the_run_file_sets() -> None:
     """What a domain leaves to the run is named where the run sets it."""
-    config = load_run_data(
-        {
-            "model": "m",
-            "rewards": "exact",
-            "evaluation": {"success": "exact"},
-            "domains": {
-                "sums": {"train": "a.jsonl", "evaluation": {"success_score": 2.0}},
-                "words": {"train": "b.jsonl"},
-            },
-        }
-    ).config
+    run = {"model": "m", "rewards": "exact", "evaluation": {"success": "exact"}}
+    sums = {"train": "a.jsonl", "evaluation": {"success_score": 2.0}}
+    config = load_run_data({**run, "domains": {"sums": sums, "words": {"train": "b.jsonl"}}}).config
     sums, words = domain_settings(config)
     with pytest.raises(ConfigError, match=r"^domains\.sums\.evaluation\.success_score is 2,"):
         success_of_domain(sums, ("exact",))
@@ -123,7 +114,5 @@ def test_a_score_that_nothing_has_to_reach_is_refused_where_it_is_set() -> None:
         if place is None:
             assert success_of_domain(domain, ()) is None
             continue
-        with pytest.raises(
-            ConfigError, match=rf"^{place}\.success_score is 0.5, but no reward compares with the answer"
-        ):
+        with pytest.raises(ConfigError, match=rf"^{place}\.success_score is 0.5, but no reward compares with"):
             success_of_domain(domain, ())

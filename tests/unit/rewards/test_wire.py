@@ -20,22 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.outside.frames import LENGTH, FrameReader, GarbledError
+from burnish.rewards import wire
 from burnish.rewards.inputs import Signature
 from burnish.rewards.messages import Idle, Judged, Ready, Refused, Violation, read_answer
 from burnish.rewards.outcome import Outcome
-from burnish.rewards.wire import (
-    MAX_ANSWER_BYTES,
-    UnsendableError,
-    decode_answer,
-    decode_request,
-    encode_answer,
-    encode_request,
-)
 from burnish.types import RewardStatus, Score
 
 
 def there(value: Any) -> Any:
-    return decode_request(encode_request(value)[LENGTH.size :])
+    return wire.decode_request(wire.encode_request(value)[LENGTH.size :])
 
 
 def same(left: Any, right: Any) -> bool:
@@ -99,15 +92,15 @@ def test_any_plain_value_arrives_unchanged(value: Any) -> None:
     ],
 )
 def test_what_cannot_travel_is_named(value: Any, words: str) -> None:
-    with pytest.raises(UnsendableError, match=words):
-        encode_request(value)
+    with pytest.raises(wire.UnsendableError, match=words):
+        wire.encode_request(value)
 
 
 def test_what_holds_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
-    with pytest.raises(UnsendableError, match="nested too deeply"):
-        encode_request(value)
+    with pytest.raises(wire.UnsendableError, match="nested too deeply"):
+        wire.encode_request(value)
 
 
 SIGNATURE = Signature("size", ("response",), ("answer",), ("factor",), True, False, False)
@@ -124,7 +117,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
 def test_answers_come_back_equal(answer: Any) -> None:
-    assert read_answer(decode_answer(encode_answer(answer.plain())[LENGTH.size :])) == answer
+    assert read_answer(wire.decode_answer(wire.encode_answer(answer.plain())[LENGTH.size :])) == answer
 
 
 GARBAGE = [
@@ -147,15 +140,15 @@ GARBAGE = [
 @pytest.mark.parametrize("data", GARBAGE, ids=lambda data: repr(data[:30]))
 def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(GarbledError):
-        read_answer(decode_answer(data))
+        read_answer(wire.decode_answer(data))
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_do_anything_but_be_refused(data: bytes) -> None:
-    reader = FrameReader(MAX_ANSWER_BYTES)
+    reader = FrameReader(wire.MAX_ANSWER_BYTES)
     reader.feed(data)
     try:
         for frame in reader.frames():
-            read_answer(decode_answer(frame))
+            read_answer(wire.decode_answer(frame))
     except GarbledError:
         pass

@@ -63,7 +63,6 @@ def test_a_judge_is_asked_about_labelled_rows_only(stub_judge, make_scorer) -> N
 
 def test_a_judge_that_gives_no_verdict_is_no_agreement(stub_judge, make_scorer) -> None:
     judge = judge_at(stub_judge(lambda m: "I would rather not."), labels="human")
-    with pytest.raises(
-        RewardError, match="none of 2 rows that humans have judged has a verdict; the first: judge 'judge'"
-    ):
+    said = "none of 2 rows that humans have judged has a verdict; the first: judge 'judge'"
+    with pytest.raises(RewardError, match=said):
         measure_agreement(rows(1, 2), make_scorer(judge), JudgeOptions(**judge["options"]))

@@ -62,8 +62,7 @@ def test_scores_are_win_rates(longer, make_scorer, in_groups) -> None:
     scored = scorer.score(in_groups(["a", "bbb", "cc", "dd"], ["x", "yy"]))
     assert [r.reward for r in scored] == [0.0, 1.0, 0.5, 0.5, 0.0, 1.0]
     assert stub.requests == 2 * (6 + 1)
-    metrics = scorer.take_metrics()
-    assert metrics["judge/inconsistent_fraction"].result() == 0.0
+    assert scorer.take_metrics()["judge/inconsistent_fraction"].result() == 0.0
 
 
 def test_a_judge_that_prefers_a_place_decides_nothing(stub_judge, make_scorer, in_groups) -> None:
@@ -87,11 +86,9 @@ def test_the_mean_of_a_group_is_a_half_whatever_the_judge_says(size: int, stub_j
 
 def test_a_large_group_has_bounded_calls(longer, make_scorer, in_groups) -> None:
     stub = longer()
-    texts = ["x" * (number + 1) for number in range(16)]
-    scored = make_scorer(settings(stub, opponents=4)).score(in_groups(texts))
+    shortest, *_, longest = make_scorer(settings(stub, opponents=4)).score(in_groups(["x" * n for n in range(1, 17)]))
     assert stub.requests == 2 * 16 * 4 // 2
-    assert scored[0].reward == 0.0
-    assert scored[-1].reward == 1.0
+    assert (shortest.reward, longest.reward) == (0.0, 1.0)
 
 
 def test_equal_responses_tie_without_a_question(longer, make_scorer, in_groups) -> None:

@@ -41,10 +41,11 @@ def ask(make_scorer: Any, make_items: Any) -> Any:
 settings = partial(judge_at, scale=[0, 10])
 
 
-def test_scores_are_those_of_the_rule(endpoint, ask) -> None:
+def test_scores_are_those_of_the_rule(endpoint, ask, tmp_path: Path) -> None:
+    """One half of a surrogate pair, which no file can hold, is cached and scored as a letter."""
     stub = endpoint()
-    scored = ask(stub, ["", "a", "bbbb", "c" * 30])
-    assert [r.reward for r in scored] == [0.0, 0.1, 0.4, 1.0]
+    scored = ask(stub, ["", "a", "bbbb", "c" * 30, "a\ud800b"], cache=str(tmp_path))
+    assert [r.reward for r in scored] == [0.0, 0.1, 0.4, 1.0, 0.3]
     assert [dict(r.reward_parts) for r in scored] == [{"judge": r.reward} for r in scored]
     body = stub.bodies[0]
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("stub", 0.0, 1024)
@@ -201,7 +202,6 @@ def test_equal_responses_are_asked_about_once(endpoint, ask) -> None:
 @pytest.mark.slow
 def test_another_model_prompt_or_sampling_is_not_found_in_the_cache(tmp_path: Path, endpoint, ask) -> None:
     stub = endpoint()
-    cache = {"cache": str(tmp_path)}
     for changed in (
         {},
         {"model": "other"},
@@ -211,7 +211,7 @@ def test_another_model_prompt_or_sampling_is_not_found_in_the_cache(tmp_path: Pa
         {"max_tokens": 9},
         {},
     ):
-        ask(stub, ["abc"], **cache, **changed)
+        ask(stub, ["abc"], cache=str(tmp_path), **changed)
     assert stub.requests == 6
 
 
@@ -232,10 +232,8 @@ def test_responses_are_judged_while_others_are_sampled(make_scorer, make_items, 
 def test_what_will_not_pass_stops_the_run(code: str, word: str, make_scorer, make_items, endpoint) -> None:
     stub = endpoint(lambda count, prompt: code)
     scorer = make_scorer(settings(stub, concurrency=1))
-    with pytest.raises(RewardError, match=f"status {code}") as caught:
+    with pytest.raises(RewardError, match=rf"status {code}(?s:.*)\n.*{word}"):
         scorer.score(make_items(["a", "b", "c", "d"]))
-    assert caught.value.remedy is not None
-    assert word in caught.value.remedy
     assert stub.requests == 1
 
 
@@ -272,18 +270,14 @@ def test_a_prompt_that_is_refused_after_others_were_answered_stops_no_run(
 
 
 def test_a_refusal_of_the_first_prompt_stops_the_run_and_names_both_causes(endpoint, ask) -> None:
-    stub = endpoint(lambda count, prompt: "400:Invalid input")
-    with pytest.raises(RewardError) as caught:
-        ask(stub, ["bad"])
-    assert "does not understand a field, or refused this prompt" in str(caught.value.remedy)
+    with pytest.raises(RewardError, match=r"\n.*does not understand a field, or refused this prompt"):
+        ask(endpoint(lambda count, prompt: "400:Invalid input"), ["bad"])
 
 
 def test_an_endpoint_that_stays_away_fails_responses_and_not_the_run(endpoint, ask) -> None:
-    stub = endpoint(lambda count, prompt: "503")
-    scored = ask(stub, ["a"], retries=0)
-    assert scored[0].status is RewardStatus.ERROR
-    assert scored[0].reward is None
-    assert "status 503" in scored[0].status_detail
+    (scored,) = ask(endpoint(lambda count, prompt: "503"), ["a"], retries=0)
+    assert (scored.reward, scored.status) == (None, RewardStatus.ERROR)
+    assert "status 503" in scored.status_detail
 
 
 def test_a_slow_answer_is_a_timeout_of_its_response(make_scorer, make_items, endpoint) -> None:
@@ -356,22 +350,18 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str, make_s
 
 def test_no_part_of_a_key_is_shown_where_the_text_is_cut(monkeypatch: pytest.MonkeyPatch, endpoint, ask) -> None:
     said = "401:" + "x" * 270 + " secret-word"  # 300 characters are shown, of which the last would be "secret"
-    stub = endpoint(lambda count, prompt: said)
     monkeypatch.setenv("MY_JUDGE_KEY", "secret-word")
-    with pytest.raises(RewardError) as caught:
-        ask(stub, ["a"], key_variable="MY_JUDGE_KEY")
-    assert "xxx" in str(caught.value)
+    with pytest.raises(RewardError, match="xxx") as caught:
+        ask(endpoint(lambda count, prompt: said), ["a"], key_variable="MY_JUDGE_KEY")
     assert "secret" not in str(caught.value)
 
 
 def test_fields_of_the_request(endpoint, ask) -> None:
     stub = endpoint()
-    extra = {"max_tokens": None, "max_completion_tokens": 50, "reasoning_effort": "low"}
-    ask(stub, ["a"], extra=extra, seed=3, temperature=0.5)
+    extra = {"max_completion_tokens": 50, "reasoning_effort": "low"}
+    ask(stub, ["a"], extra={"max_tokens": None, **extra}, seed=3, temperature=0.5)
     sent = {name: value for name, value in stub.bodies[0].items() if name != "messages"}
-    assert sent == {
-        "model": "stub", "temperature": 0.5, "seed": 3, "max_completion_tokens": 50, "reasoning_effort": "low"
-    }  # fmt: skip
+    assert sent == {"model": "stub", "temperature": 0.5, "seed": 3, **extra}
 
 
 def test_templates_see_columns_and_references(make_scorer, make_items, tmp_path: Path, endpoint) -> None:
@@ -389,11 +379,6 @@ def test_templates_see_columns_and_references(make_scorer, make_items, tmp_path:
         make_scorer(judge, columns=["topics"])
     missing = make_items(["a"], answer=None, columns={"topic": "art"})
     assert make_scorer(judge).score(missing)[0].status is RewardStatus.MISSING
-
-
-def test_a_response_with_half_a_surrogate_pair_is_scored(tmp_path: Path, endpoint, ask) -> None:
-    stub = endpoint()
-    assert [r.reward for r in ask(stub, ["a\ud800b"], cache=str(tmp_path))] == [0.3]
 
 
 def test_cost_is_counted(make_scorer, make_items, endpoint) -> None:
@@ -440,10 +425,8 @@ def test_a_rubric_with_a_call_for_each_criterion(stub_judge, make_scorer, make_i
         assert ("It is short." in text) != ("It is kind." in text)
         return "nothing" if "kind" in text and "cruel" in text else json.dumps({"score": 10 if "short" in text else 5})
 
-    stub = stub_judge(rule)
-    judge = settings(
-        stub, form="rubric", criteria=["It is short.", {"text": "It is kind.", "weight": 3}], one_call=False
-    )
+    stub, criteria = stub_judge(rule), ["It is short.", {"text": "It is kind.", "weight": 3}]
+    judge = settings(stub, form="rubric", criteria=criteria, one_call=False)
     good, bad = make_scorer(judge).score(make_items(["a", "cruel"]))
     assert good.reward == pytest.approx((1 * 1.0 + 3 * 0.5) / 4)
     assert bad.reward is None  # one criterion without a verdict is not a lower score
@@ -502,6 +485,5 @@ def test_wrong_options_are_told_before_anything_is_sampled(options: dict[str, An
 @pytest.mark.parametrize("name", ["model", "extra", "requests_per_minute", "retries", "concurrency", "key_variable"])
 def test_options_of_endpoints_have_no_effect_on_local_models(name: str, make_scorer) -> None:
     value = {"model": "m", "extra": {"top_p": 1}, "key_variable": "K"}.get(name, 1)
-    with pytest.raises(ConfigError, match=f"option {name} of reward 'judge'") as caught:
+    with pytest.raises(ConfigError, match=f"option {name} of reward 'judge'(?s:.*)\n.*with model_path it does nothing"):
         make_scorer({"name": "judge", "options": {"model_path": "m", name: value}})
-    assert "with model_path it does nothing" in str(caught.value.remedy)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from burnish.rewards.judging.verdicts import (
-    AnswerForm,
-    Scale,
-    UnreadableVerdictError,
-    better_wanted,
-    listed_scores_wanted,
-    named_scores_wanted,
-    score_wanted,
-)
+from burnish.rewards.judging import verdicts
+from burnish.rewards.judging.verdicts import AnswerForm, Scale, UnreadableVerdictError, better_wanted, score_wanted
 
-T = TypeVar("T")
 TEN = Scale(1.0, 10.0)
 WORDS = Scale.of({"CORRECT": 1, "PARTLY": 0.4, "WRONG": 0})
 
 
-def read(wanted: AnswerForm[T], reply: str) -> T | None:
+def read(wanted: AnswerForm[Any], reply: str) -> Any:
     """The verdict; None where there is none to be read."""
     try:
         return wanted.read(reply)
@@ -114,10 +106,10 @@ def test_words_with_numbers() -> None:
 
 
 def test_several_scores() -> None:
-    named = named_scores_wanted(["a", "b"], TEN, "json")
+    named = verdicts.named_scores_wanted(["a", "b"], TEN, "json")
     assert named.read('{"scores": {"b": 1, "a": 10}}') == (1.0, 0.0)
-    assert named_scores_wanted(["a", "b"], TEN, "tag").read("<scores>10, 1</scores>") == (1.0, 0.0)
-    listed = listed_scores_wanted(2, TEN, "json")
+    assert verdicts.named_scores_wanted(["a", "b"], TEN, "tag").read("<scores>10, 1</scores>") == (1.0, 0.0)
+    listed = verdicts.listed_scores_wanted(2, TEN, "json")
     assert listed.read('{"scores": [10, 1]}') == (1.0, 0.0)
     for wanted, reply in (
         (named, '{"scores": {"a": 10}}'),
@@ -126,7 +118,7 @@ def test_several_scores() -> None:
         (listed, '{"scores": [10]}'),
         (listed, '{"scores": [10, 1, 1]}'),
         (listed, '{"scores": [10, 11]}'),
-        (listed_scores_wanted(2, TEN, "tag"), "<scores>10</scores>"),
+        (verdicts.listed_scores_wanted(2, TEN, "tag"), "<scores>10</scores>"),
     ):
         assert read(wanted, reply) is None
 
@@ -144,6 +136,9 @@ def test_the_example_that_a_judge_is_shown_can_be_read(style: Any, scale: Scale)
     """As every example of an instruction, which is its third line from below, or more."""
     wanted = [score_wanted(scale, style), better_wanted(style)]
     if style != "last_line":
-        wanted += [named_scores_wanted(["a", "b"], scale, style), listed_scores_wanted(3, scale, style)]
+        wanted += [
+            verdicts.named_scores_wanted(["a", "b"], scale, style),
+            verdicts.listed_scores_wanted(3, scale, style),
+        ]
     for each in wanted:
         assert each.read(each.instruction.splitlines()[1]) is not None
