@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -19,9 +20,7 @@ NAMES = "cluster.offload names"
 HAS_NONE = "but a run of `burnish"
 PUZZLES = ["data.train={reasoning_gym: {gcd: {}, puzzle24: {}}, size: 4}"]
 ON_TWO = "rollout.engine=vllm rollout.vllm.options.tensor_parallel_size=2"
-NEVER_FALLS = (
-    "optimization.final_learning_rate_fraction is 0.1, but optimization.schedule is constant, which never falls"
-)
+NEVER_FALLS = "learning_rate_fraction is 0.1, but optimization.schedule is constant, which never falls"
 
 
 @pytest.mark.parametrize(
@@ -137,9 +136,8 @@ NEVER_FALLS = (
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_with_the_reason(kind: str, words: str | list[str], reason: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
         load_run_data(RUNS[kind], words.split() if isinstance(words, str) else words, kind)
-    assert reason in str(caught.value)
 
 
 @pytest.mark.parametrize(

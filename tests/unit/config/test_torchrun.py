@@ -10,16 +10,9 @@ from burnish.config.torchrun import TorchrunRank, check_world
 from burnish.errors import ConfigError
 
 VARIABLES = {
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "GROUP_RANK": "1",
-    "MASTER_ADDR": "first",
-    "MASTER_PORT": "29400",
-    "TORCHELASTIC_RUN_ID": "none",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "TORCHELASTIC_MAX_RESTARTS": "2",
+    **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"},
+    **{"MASTER_ADDR": "first", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "none"},
+    **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "2"},
 }
 
 

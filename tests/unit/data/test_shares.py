@@ -20,10 +20,6 @@ def test_shares_of_seven_prompts() -> None:
     assert all(first in (2, 3) and second in (2, 3) and third in (2, 3) for first, second, third in steps)
 
 
-def test_one_domain_has_the_whole_step() -> None:
-    assert [Shares([{0: 0.3}], 5).counts(step) for step in (1, 2, 9)] == [[5], [5], [5]]
-
-
 def test_stages_begin_at_their_step() -> None:
     shares = Shares([{0: 3.0, 4: 0.0}, {0: 1.0}], 4)
     assert [shares.counts(step) for step in (1, 3, 4, 5)] == [[3, 1], [3, 1], [0, 4], [0, 4]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,19 +109,6 @@ def test_a_reward_that_asks_for_the_column_of_the_answers_compares_with_them(mak
 def test_nothing_to_check(make_scorer) -> None:
     report = check_gold([], make_scorer("exact"))
     assert (report.checked, report.failures) == (0, ())
-
-
-@pytest.mark.slow
-def test_gsm8k_through_the_worker_processes(make_scorer, shared_dir: Path) -> None:
-    lines = [
-        (f"{name}-{number}", json.loads(line))
-        for name in ("train", "test")
-        for number, line in enumerate((shared_dir / "data" / "gsm8k" / f"{name}.jsonl").read_text().splitlines())
-    ]
-    prompts = [Prompt(id=row, text=entry["question"], answer=entry["answer"]) for row, entry in lines]
-    report = check_gold(prompts, make_scorer({"name": "math", "timeout_seconds": 60}))
-    assert report.checked == 8792
-    assert report.failures == ()
 
 
 def test_an_answer_that_holds_tests_is_no_solution() -> None:

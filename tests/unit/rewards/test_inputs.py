@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from burnish.errors import ConfigError, RewardError
-from burnish.rewards.inputs import Item, check_options, read_signature
+from burnish.errors import RewardError
+from burnish.rewards.inputs import Item, read_signature
 from burnish.types import FinishReason, Message, Prompt, Rollout, Turn
 
 
@@ -75,29 +75,11 @@ def test_batched_takes_plural_or_singular_names_as_lists() -> None:
     signature = read_signature(lambda responses, answers, domain, **columns: [], "reward", ())
     assert signature.batched
     given = signature.batch_arguments([TEXT, CHAT])
-    assert given["responses"] == ["2", "hm"]
-    assert given["answers"] == ["2", None]
-    assert given["domain"] == ["sums", "default"]
-    assert given["level"] == [4, None]
-
-
-def test_a_parameter_that_nothing_provides() -> None:
-    with pytest.raises(RewardError, match="did you mean 'answer'"):
-        read_signature(lambda answers: 0.0, "reward", ()).check_columns([])
+    assert (given["responses"], given["answers"]) == (["2", "hm"], ["2", None])
+    assert (given["domain"], given["level"]) == (["sums", "default"], [4, None])
 
 
 def test_signatures_that_cannot_be_called_by_name() -> None:
     for reward in (lambda response, /: 0.0, lambda *responses: 0.0):
         with pytest.raises(RewardError, match="positional parameter"):
             read_signature(reward, "reward", ())
-
-
-def test_options_are_named_parameters() -> None:
-    def reward(response: str, threshold: float = 0.5, **columns: Any) -> float:
-        return 0.0
-
-    check_options(reward, "reward", ["threshold"])
-    with pytest.raises(ConfigError, match=r"(?s)no option 'treshold'.*did you mean 'threshold'"):
-        check_options(reward, "reward", ["treshold"])
-    with pytest.raises(ConfigError, match="no option 'response'"):
-        check_options(reward, "reward", ["response"])
