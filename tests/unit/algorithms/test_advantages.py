@@ -77,9 +77,8 @@ def test_remax_by_token_takes_the_greedy_score_off_the_return_to_go():
     """KL penalties of .1, .2 and .3 and a score of 1 at the end; greedy .5. The second row has two tokens, no KL."""
     rewards = torch.tensor([[-0.1, -0.2, 0.7], [0.0, 1.0, 9.0]])
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    advantages, returns = ESTIMATORS["remax"](
-        {"token_rewards_BT": rewards, "greedy_scores_B": torch.tensor([0.5, 0.25]), "mask_BT": mask}, {}
-    )
+    tensors = {"token_rewards_BT": rewards, "greedy_scores_B": torch.tensor([0.5, 0.25]), "mask_BT": mask}
+    advantages, returns = ESTIMATORS["remax"](tensors, {})
     torch.testing.assert_close(returns, torch.tensor([[0.4, 0.5, 0.7], [1.0, 1.0, 0.0]]))
     torch.testing.assert_close(advantages, torch.tensor([[-0.1, 0.0, 0.2], [0.75, 0.75, 0.0]]))
 

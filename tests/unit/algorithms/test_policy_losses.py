@@ -37,15 +37,12 @@ def test_ppo_clip_gradient_stops_only_on_the_pessimistic_side():
 
 def test_ppo_clip_metrics():
     result, _, _ = run(losses.ppo_clip, [1.5, 0.5, 1.5, 0.5, 1.0], [1.0, 1.0, -1.0, -1.0, 1.0])
-    metrics = {name: metric.result() for name, metric in result.metrics.items()}
-    assert metrics["clip_fraction"] == pytest.approx(0.4)
-    assert metrics["clip_fraction_low"] == pytest.approx(0.2)
-    assert metrics["clip_fraction_high"] == pytest.approx(0.2)
-    assert metrics["ratio_mean"] == pytest.approx(1.0)
-    assert metrics["ratio_max"] == pytest.approx(1.5)
-    assert metrics["ratio_min"] == pytest.approx(0.5)
     k3_of_old = [0.5 - math.log(1.5), -0.5 - math.log(0.5)]  # rho - 1 - log rho
-    assert metrics["approx_kl"] == pytest.approx(2 * sum(k3_of_old) / 5, abs=1e-6)
+    expected = {
+        **{"clip_fraction": 0.4, "clip_fraction_low": 0.2, "clip_fraction_high": 0.2},
+        **{"ratio_mean": 1.0, "ratio_max": 1.5, "ratio_min": 0.5, "approx_kl": 2 * sum(k3_of_old) / 5},
+    }
+    assert {name: result.metrics[name].result() for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
 def test_dual_clip_bounds_the_loss_of_bad_tokens_and_counts_them():
@@ -65,8 +62,7 @@ def test_reinforce_and_its_sequence_form():
     _, loss, gradient = run(losses.reinforce, [1.0, 3.0], [2.0, 2.0])
     close(loss, [4.0, 4.0])
     close(gradient, [-2.0, -2.0])
-    mask = torch.ones(1, 2, dtype=torch.bool)
-    assert aggregate(row([4.0, 4.0]), mask, "sequence_mean_token_sum").item() == pytest.approx(-2.0 * -4.0)
+    assert aggregate(row([4.0, 4.0]), ALL[:, :2], "sequence_mean_token_sum").item() == pytest.approx(-2.0 * -4.0)
 
 
 def test_gspo_is_the_length_normalised_sequence_ratio_with_the_gradient_of_the_mean():
@@ -169,15 +165,13 @@ def test_clip_cov_leaves_out_what_the_clip_holds_already():
     the one place. As in the authors' code; the means, and the number to choose, are over all tokens."""
     logprobs, advantages = row([0.0, -4.0, -1.0, -3.0]), row([2.0, -2.0, 1.0, -1.0])
     old = logprobs - torch.log(row([1.25, 0.9, 1.0, 1.0]))
-    mask = torch.ones(1, 4, dtype=torch.bool)
-    numbers = {"fraction": 0.25, "covariance_low": 0.5}
-    chosen = losses.unclipped_selection(logprobs, old, advantages, mask, **numbers)
+    inputs, numbers = (logprobs, old, advantages, ALL), {"fraction": 0.25, "covariance_low": 0.5}
+    chosen = losses.unclipped_selection(*inputs, **numbers)
     assert chosen.tolist() == [[False, True, False, False]]
-    loss = losses.clip_cov(logprobs, old, advantages, mask, **numbers).per_token_BT
-    torch.testing.assert_close(loss, row([-2.4, 0.0, -1.0, 1.0]))
-    wider = losses.unclipped_selection(logprobs, old, advantages, mask, **numbers, clip_high=0.3)
+    torch.testing.assert_close(losses.clip_cov(*inputs, **numbers).per_token_BT, row([-2.4, 0.0, -1.0, 1.0]))
+    wider = losses.unclipped_selection(*inputs, **numbers, clip_high=0.3)
     assert wider.tolist() == [[True, True, False, False]]  # both of the highest: a tie
-    assert POLICY_LOSSES["clip_cov"].select(logprobs, old, advantages, mask, numbers).tolist() == chosen.tolist()
+    assert POLICY_LOSSES["clip_cov"].select(*inputs, numbers).tolist() == chosen.tolist()
 
 
 def test_the_share_of_clamped_ratios_is_told():
@@ -193,14 +187,12 @@ def test_the_share_of_clamped_ratios_is_told():
 
 @pytest.mark.parametrize("name", ["kl_cov", "clip_cov"])
 def test_the_row_selects_over_the_minibatch_what_the_loss_would_select_itself(name):
-    row_, mask = POLICY_LOSSES[name], torch.ones(1, 4, dtype=torch.bool)
+    row_ = POLICY_LOSSES[name]
     options = {"fraction": 0.5} | ({"covariance_low": 0.5} if name == "clip_cov" else {})
-    chosen = row_.select(COVARIANCE_LOGPROBS, COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, mask, options)
-    inputs = (COVARIANCE_LOGPROBS, COVARIANCE_LOGPROBS - 0.1, COVARIANCE_ADVANTAGES, mask)
-    torch.testing.assert_close(
-        row_.function(*inputs, **options, selection_BT=chosen).per_token_BT,
-        row_.function(*inputs, **options).per_token_BT,
-    )
+    chosen = row_.select(COVARIANCE_LOGPROBS, COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, ALL, options)
+    inputs = (COVARIANCE_LOGPROBS, COVARIANCE_LOGPROBS - 0.1, COVARIANCE_ADVANTAGES, ALL)
+    by_itself, handed = (row_.function(*inputs, **options, **given) for given in ({}, {"selection_BT": chosen}))
+    torch.testing.assert_close(handed.per_token_BT, by_itself.per_token_BT)
     assert chosen.sum() == 2
     assert row_.selection
     assert "selection_BT" not in row_.options
@@ -216,8 +208,7 @@ def test_extreme_log_ratios_stay_finite(name):
     logprobs = row([-1000.0, 0.0, -50.0]).requires_grad_()
     old = row([0.0, -1000.0, -1.0])
     for sign in (1.0, -1.0):
-        mask = torch.ones(1, 3, dtype=torch.bool)
-        result = POLICY_LOSSES[name].function(logprobs, old, torch.full((1, 3), sign), mask)
+        result = POLICY_LOSSES[name].function(logprobs, old, torch.full((1, 3), sign), ALL[:, :3])
         (gradient,) = torch.autograd.grad(result.per_token_BT.sum(), logprobs)
         assert result.per_token_BT.isfinite().all()
         assert gradient.isfinite().all()

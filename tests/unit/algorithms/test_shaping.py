@@ -18,9 +18,8 @@ def test_the_score_stands_on_the_last_trained_token():
 def test_the_kl_penalty_stands_on_every_trained_token():
     kl = torch.where(MASK, torch.full((3, 4), 0.5), torch.full((3, 4), NAN))
     rewards = shaping.token_rewards(torch.tensor([1.0, 2.0, NAN]), MASK, kl_BT=kl, kl_coef=0.2)
-    torch.testing.assert_close(
-        rewards, torch.tensor([[-0.1, 0.0, 0.9, 0.0], [-0.1, -0.1, -0.1, 1.9], [0.0, 0.0, 0.0, 0.0]])
-    )
+    expected = torch.tensor([[-0.1, 0.0, 0.9, 0.0], [-0.1, -0.1, -0.1, 1.9], [0.0, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(rewards, expected)
     torch.testing.assert_close(shaping.sequence_scores(rewards, MASK), torch.tensor([0.8, 1.6, 0.0]))
 
 

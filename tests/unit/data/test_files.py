@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import gzip
 import json
 from pathlib import Path
 from unittest.mock import Mock
 
+import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from burnish.config.schema_data import DataSource
@@ -33,9 +38,6 @@ def file(tmp_path: Path):
 
 
 def test_every_format_gives_the_same_rows(file, tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
     lines = "\n".join(json.dumps(row) for row in ROWS)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "d.parquet")
     zipped = gzip.compress((tmp_path / "d.parquet").read_bytes())
@@ -48,10 +50,8 @@ def test_every_format_gives_the_same_rows(file, tmp_path: Path) -> None:
         file("d.parquet.gz", zipped),
     ):
         assert values(path) == ROWS, path
-    assert values(file("e.csv", 'prompt,answer\r\na,1\r\n"b\nb, c",2\r\n')) == [
-        {"prompt": "a", "answer": "1"},
-        {"prompt": "b\nb, c", "answer": "2"},
-    ]
+    table = [{"prompt": "a", "answer": "1"}, {"prompt": "b\nb, c", "answer": "2"}]
+    assert values(file("e.csv", 'prompt,answer\r\na,1\r\n"b\nb, c",2\r\n')) == table
 
 
 def test_blank_lines_byte_order_mark_and_odd_line_separators(file) -> None:
@@ -67,12 +67,6 @@ def test_limit_reads_no_further(file) -> None:
 
 
 def test_a_parquet_row_is_plain_python(tmp_path: Path) -> None:
-    import datetime
-    import decimal
-
-    import pyarrow
-    import pyarrow.parquet
-
     row = {"a": [{"b": 1.5}], "day": datetime.date(2024, 2, 29), "raw": b"ok", "gap": float("nan"), "none": None}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
     (read,) = values(tmp_path / "a.parquet")
@@ -183,8 +177,6 @@ def test_folder_of_files_by_split(tmp_path: Path, jsonl) -> None:
 
 
 def test_saved_data_sets(tmp_path: Path) -> None:
-    import datasets
-
     train, test = datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(ROWS[:1])
     train.save_to_disk(str(tmp_path / "one"))
     datasets.DatasetDict({"train": train, "test": test}).save_to_disk(str(tmp_path / "both"))
@@ -197,22 +189,13 @@ def test_saved_data_sets(tmp_path: Path) -> None:
 
 
 def test_hub_names_go_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    asked = []
-
-    def load(path: str, subset: str | None, *, split: str) -> datasets.Dataset:
-        asked.append((path, subset, split))
-        return datasets.Dataset.from_list(ROWS)
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    hub = Mock(return_value=datasets.Dataset.from_list(ROWS))
+    monkeypatch.setattr(datasets, "load_dataset", hub)
     assert values("someone/a-set", subset="main", split="test") == ROWS
-    assert asked == [("someone/a-set", "main", "test")]
+    hub.assert_called_once_with("someone/a-set", "main", split="test")
 
 
 def test_a_hub_set_that_cannot_be_had_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
     monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("no network")))
     with pytest.raises(DataError, match=r"someone/a-set: no local file.*no network"):
         values("someone/a-set")
@@ -237,7 +220,6 @@ def test_source_names_differ(paths: list[str], names: list[str]) -> None:
 
 def test_a_file_without_leave_to_read_is_told(file, monkeypatch):  # type: ignore[no-untyped-def]
     path = file("a.jsonl", '{"prompt": "1"}\n')
-
     monkeypatch.setattr(Path, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(DataError, match=r"a\.jsonl: cannot be read: Permission denied"):
         list(read_file(path))

@@ -88,9 +88,8 @@ def test_workers_work_between_the_calls(make_scorer, make_items, file: Path) -> 
 
 
 def test_rewards_that_want_all_at_once_wait_and_the_others_do_not(make_scorer, make_items, file: Path) -> None:
-    scorer = make_scorer(
-        f"{file}:size", {"name": f"{file}:rank", "weight": 10.0}, {"name": f"{file}:distant", "weight": 100.0}, "exact"
-    )
+    weighed = ({"name": f"{file}:{name}", "weight": weight} for name, weight in (("rank", 10.0), ("distant", 100.0)))
+    scorer = make_scorer(f"{file}:size", *weighed, "exact")
     items = make_items(["bb", "a", "7"])
     scorer.begin(items[:2])
     assert rewards(scorer.score(items)) == [2 + 20 + 200, 1 + 10 + 100, 1 + 0 + 100 + 1]

@@ -90,10 +90,8 @@ def test_a_reward_that_returns_none_for_some_responses_to_a_prompt_is_missing_th
     scored = make_scorer(f"{file}:judged", "exact").score(items)
     assert [r.reward for r in scored] == [2.0, None, 1.0, 1.0, 1.0]
     assert [r.status.value for r in scored] == ["ok", "missing", "ok", "ok", "ok"]
-    assert scored[1].status_detail == (
-        "reward 'judged' returned None: it cannot judge this response, yet it is for the prompt: "
-        "it did not return None for every response to it"
-    )
+    why = "it cannot judge this response, yet it is for the prompt: it did not return None for every response to it"
+    assert scored[1].status_detail == f"reward 'judged' returned None: {why}"
 
 
 def test_the_greedy_response_counts_as_one_of_its_group(make_scorer, make_group, file: Path) -> None:
@@ -155,9 +153,8 @@ def test_failed_responses_may_get_a_stated_score(make_scorer, make_items, file: 
 
 def test_metrics_count_failures_by_status_and_domain_and_start_again(make_scorer, make_items, file: Path) -> None:
     scorer = make_scorer(f"{file}:judged")
-    scorer.score(
-        make_items(["a", "nan"], domain="x") + make_items(["a", "?"], domain="y") + make_items(["b"], domain="z")
-    )
+    items = make_items(["a", "nan"], domain="x") + make_items(["a", "?"], domain="y")
+    scorer.score(items + make_items(["b"], domain="z"))
     read = {name: metric.result() for name, metric in scorer.take_metrics().items()}
     assert read["reward/failed_fraction"] == pytest.approx(2 / 5)
     assert read["reward/error_fraction"] == pytest.approx(1 / 5)

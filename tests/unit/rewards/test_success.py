@@ -59,10 +59,8 @@ def test_a_threshold_that_a_built_in_cannot_reach_is_refused() -> None:
 def test_learned_rewards_judge_nothing_and_the_run_says_so() -> None:
     learned = rewards({"name": "model:m"})
     assert success_of(learned, (), RlEvaluationConfig()) is None
-    assert why_not_measured(RlEvaluationConfig()) == (
-        "accuracy, pass@k and maj@k are not measured: no reward compares with the answer "
-        "(set evaluation.success to the reward that decides)"
-    )
+    why = "no reward compares with the answer (set evaluation.success to the reward that decides)"
+    assert why_not_measured(RlEvaluationConfig()) == f"accuracy, pass@k and maj@k are not measured: {why}"
     assert "success_score 0.5 has no effect" in why_not_measured(RlEvaluationConfig(success_score=0.5))
 
 

@@ -23,10 +23,8 @@ def test_every_function_that_the_tests_call_is_written_in_a_trivial_way() -> Non
     task = task_of_row({"test_list": ["assert len(f(2)) == g(3)"]}, None)
     assert task is not None
     programs = trivial_programs(task)
-    assert programs["returns None"].splitlines() == [
-        "def f(*arguments, **named): return None",
-        "def g(*arguments, **named): return None",
-    ]
+    written = [f"def {name}(*arguments, **named): return None" for name in "fg"]
+    assert programs["returns None"].splitlines() == written
     assert set(programs) > {"is empty", "ends the program", "returns what is equal to everything"}
     silent = task_of_row(SILENT, None)
     assert silent is not None
@@ -36,10 +34,8 @@ def test_every_function_that_the_tests_call_is_written_in_a_trivial_way() -> Non
 def test_a_helper_of_the_tests_may_be_written_by_the_response() -> None:
     task = task_of_row(HELPED, None)
     assert task is not None
-    assert trivial_programs(task)["defines near, which the tests use"].splitlines() == [
-        "def near(*arguments, **named): return True",
-        "def f(*arguments, **named): return None",
-    ]
+    wanted = [f"def {name}(*arguments, **named): return {value}" for name, value in (("near", True), ("f", None))]
+    assert trivial_programs(task)["defines near, which the tests use"].splitlines() == wanted
 
 
 @pytest.fixture
