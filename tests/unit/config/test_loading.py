@@ -60,11 +60,6 @@ def test_layers_win_in_their_order(tmp_path: Path) -> None:
     )
 
 
-def test_the_default_preset_applies_when_none_is_named(tmp_path: Path) -> None:
-    algorithm = load(tmp_path, MINIMAL).algorithm
-    assert (algorithm.preset, algorithm.kl_in, algorithm.kl_coef) == ("grpo", "loss", 0.04)
-
-
 def test_every_value_has_a_provenance(tmp_path: Path) -> None:
     file = write(tmp_path, MINIMAL + "rollout: {stop: [x, y]}\n")
     loaded = load_run_file(file, ["algorithm.loss_options.dual_clip=3"])
@@ -143,12 +138,6 @@ def test_several_problems_are_told_together(tmp_path: Path) -> None:
     words = ("steps is 'many'", "seed is -1", "optimization.learning_rate?", "batch is '8'", "betas is [0.9]")
     for part in (*words, "share is {'0': True}", "not empty (put it in quotes", "keep is ['0', 1]"):
         assert part in message
-
-
-def test_words_of_other_systems_are_translated(tmp_path: Path) -> None:
-    message = refused(tmp_path, MINIMAL + "num_generations: 8\nbeta: 0.1\n")
-    assert "rollout.group_size" in message
-    assert "algorithm.kl_coef" in message
 
 
 @pytest.mark.slow

@@ -25,16 +25,13 @@ def test_what_is_asked_twice_is_named_with_the_first_row_that_asks_it() -> None:
     ]
 
 
-def test_only_the_first_few_are_named() -> None:
+def test_only_the_first_few_are_named_and_nothing_where_nothing_comes_twice() -> None:
+    assert find_overlap([("train:0", "a")], [("eval:0", "b")]).lines() == []
     held_out = [(f"eval:{n}", ("a",) if n == 9 else "a") for n in range(10)]
     assert find_overlap([("train:0", "a")], held_out).lines()[0] == (
         "9 of 10 held-out prompts are training prompts too: eval:0 is train:0, eval:1 is train:0, eval:2 is train:0, "
         "and 6 more"
     )
-
-
-def test_nothing_twice_is_nothing_to_say() -> None:
-    assert find_overlap([("train:0", "a")], [("eval:0", "b")]).lines() == []
 
 
 def test_prompts_are_compared_before_they_are_cut(jsonl, chat_tokenizer) -> None:

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import DataSource
-from burnish.data.preference_rows import transcript_messages
 from burnish.data.preferences import PreferenceSet, is_held_out, load_preferences
 from burnish.errors import DataError
 
@@ -47,15 +46,10 @@ def test_transcripts_are_cut_behind_the_last_common_assistant(jsonl, plain_token
 
 def test_transcripts_become_turns_where_the_chat_template_is_asked_for(jsonl, chat_tokenizer) -> None:
     path = jsonl({"chosen": HUMAN + " Fine.", "rejected": HUMAN + " Bad."})
-    prompt, responses = decoded(load(path, chat_tokenizer, data_chat="always"), chat_tokenizer)
-    assert prompt.endswith("<|im_start|>assistant\n")
-    assert "How are you?<|im_end|>" in prompt
-    assert responses == ["Fine.<|im_end|>", "Bad.<|im_end|>"]
-
-
-def test_transcript_messages() -> None:
-    said = [("user", "Hi"), ("assistant", "Hello."), ("user", "How are you?")]
-    assert [(m.role, m.content) for m in transcript_messages(HUMAN)] == said
+    turns = (("user", "Hi"), ("assistant", "Hello."), ("user", "How are you?"))
+    prompt = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in turns) + "<|im_start|>assistant\n"
+    found = decoded(load(path, chat_tokenizer, data_chat="always"), chat_tokenizer)
+    assert found == (prompt, ["Fine.<|im_end|>", "Bad.<|im_end|>"])
 
 
 def test_plain_text_shares_whole_words(jsonl, plain_tokenizer) -> None:
@@ -74,9 +68,8 @@ def test_conversations_share_their_first_turns(jsonl, chat_tokenizer) -> None:
     asked = [{"role": "user", "content": "Hi"}]
     good, bad = ([*asked, {"role": "assistant", "content": text}] for text in ("Hello!", "What?"))
     found = load(jsonl({"chosen": good, "rejected": bad, "prompt": "Hi"}), chat_tokenizer)
-    prompt, responses = decoded(found, chat_tokenizer)
-    assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert responses == ["Hello!<|im_end|>", "What?<|im_end|>"]
+    prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert decoded(found, chat_tokenizer) == (prompt, ["Hello!<|im_end|>", "What?<|im_end|>"])
 
 
 def test_what_a_template_does_to_conversations_is_told(jsonl, chat_tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +134,9 @@ def test_csv_holds_comparisons_as_text(jsonl, chat_tokenizer, row: dict) -> None
 def test_token_labels_of_2019_lose_their_padding(jsonl, plain_tokenizer) -> None:
     row = {"query": [7, 8, 999], **{f"sample{i}": [9, 10 + i] for i in range(4)}, "best": 3}
     found = load(jsonl(row, name="labels.json"), plain_tokenizer, label_pad_token_id=999)
-    example = found.examples[0]
-    assert (example.prompt_tokens, example.best) == ((7, 8), 3)
-    assert example.responses_tokens == ((9, 10), (9, 11), (9, 12), (9, 13))
+    (example,) = found.examples
+    responses = ((9, 10), (9, 11), (9, 12), (9, 13))
+    assert (example.prompt_tokens, example.responses_tokens, example.best) == ((7, 8), responses, 3)
     with pytest.raises(DataError, match=r"token id 999.*tokens\n.*label_pad_token_id: 999"):
         load(jsonl(row, name="labels.json"), plain_tokenizer)
 
@@ -184,8 +177,8 @@ def test_bad_rows_may_be_left_out_and_are_counted(jsonl, plain_tokenizer) -> Non
     path = jsonl(GOOD, {**GOOD, "chosen": ""}, {**GOOD, "rejected": "a"})
     found = load(path, plain_tokenizer, bad_rows="drop")
     assert len(found) == 1
-    assert "left out: 1 with an empty response" in "\n".join(found.lines())
-    assert "left out: 1 with identical responses" in "\n".join(found.lines())
+    for fault in ("an empty response", "identical responses"):
+        assert f"left out: 1 with {fault}" in "\n".join(found.lines())
 
 
 def test_responses_that_become_the_same_tokens_may_be_left_out(jsonl, new_tokenizer) -> None:

@@ -89,11 +89,6 @@ def test_ids_are_row_numbers_or_a_column_and_equal_texts_stay_two(load) -> None:
     assert [p.id for p in load(*rows, columns={"id": "key"}).prompts] == ["rows:x", "rows:9"]
 
 
-def test_ids_stay_with_their_rows_when_others_are_dropped(load) -> None:
-    loaded = load({"prompt": "long" * 9}, {"prompt": "ok"}, options={"max_prompt_tokens": 5})
-    assert [p.id for p in loaded.prompts] == ["rows:1"]
-
-
 def test_prompt_template(load) -> None:
     row = {"Body": "Two apples", "Question": "How many?", "Answer": 2.0, "n": {"x": 3}}
     loaded = load(row, prompt_template=r"{Body}. {Question} {n.x} {{raw}} \boxed{}")
@@ -134,8 +129,9 @@ def test_the_last_answer_is_not_part_of_the_prompt_and_counted(load) -> None:
 
 
 def test_over_long_prompts_are_dropped_and_counted(load) -> None:
+    """The others keep the numbers of their rows as ids."""
     loaded = load({"prompt": "123456"}, {"prompt": "12345"}, options={"max_prompt_tokens": 5})
-    assert [p.text for p in loaded.prompts] == ["12345"]
+    assert [(p.id, p.text) for p in loaded.prompts] == [("rows:1", "12345")]
     assert list(loaded.understandings[0].skipped.values()) == [1]
     assert "1 of 2 rows used" in loaded.lines()[0]
     assert any("left out: 1 prompts over max_prompt_tokens (5)" in line for line in loaded.lines())

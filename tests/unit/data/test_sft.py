@@ -63,25 +63,12 @@ EXPECTED = [
 ]
 
 
-def test_chat_trains_every_assistant_turn_and_its_end(load, chat_tokenizer) -> None:
-    (example,) = load(CONVERSATION).examples
-    assert pieces(example, chat_tokenizer) == EXPECTED
-
-
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}"
     "{% else %}{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-def test_generation_marks_say_the_same(load, new_tokenizer) -> None:
-    tokenizer = new_tokenizer(template=MARKED)
-    (example,) = load(CONVERSATION, tokenizer=tokenizer).examples
-    assert pieces(example, tokenizer) == EXPECTED
-    (example,) = load({"prompt": [USER, A1, USER], "completion": [A2]}, tokenizer=tokenizer).examples
-    assert trained_pieces(example, tokenizer) == ["two<|im_end|>"]
 
 
 @pytest.mark.parametrize("marked", [False, True])
@@ -170,11 +157,13 @@ class LetterTokenizer(PreTrainedTokenizer):
         return "".join(tokens)
 
 
-def test_a_tokenizer_without_offsets_gives_the_same_turns(load, chatml) -> None:
-    tokenizer = LetterTokenizer(chat_template=chatml)
-    assert not tokenizer.is_fast
-    (example,) = load(CONVERSATION, tokenizer=tokenizer).examples
-    assert pieces(example, tokenizer) == EXPECTED
+def test_chat_trains_every_assistant_turn_and_its_end(load, new_tokenizer, chatml) -> None:
+    """Also where the template marks its turns, and with a tokenizer that tells no offsets."""
+    letters = LetterTokenizer(chat_template=chatml)
+    assert not letters.is_fast
+    for tokenizer in (new_tokenizer(template=chatml), new_tokenizer(template=MARKED), letters):
+        (example,) = load(CONVERSATION, tokenizer=tokenizer).examples
+        assert pieces(example, tokenizer) == EXPECTED
 
 
 def test_a_template_that_rewrites_history_still_finds_the_turns(load, new_tokenizer) -> None:
@@ -209,10 +198,12 @@ def test_a_template_that_cannot_be_cut_is_told(load, new_tokenizer) -> None:
         load({"messages": [SYSTEM, USER, A1, USER]}, tokenizer=new_tokenizer(template=template))
 
 
+@pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("completion", [[A2], "two"])
-def test_conversational_completion_trains_only_the_completion(load, chat_tokenizer, completion) -> None:
-    (example,) = load({"prompt": [USER, A1, USER], "completion": completion}).examples
-    assert trained_pieces(example, chat_tokenizer) == ["two<|im_end|>"]
+def test_conversational_completion_trains_only_the_completion(load, new_tokenizer, chatml, completion, marked) -> None:
+    tokenizer = new_tokenizer(template=MARKED if marked else chatml)
+    (example,) = load({"prompt": [USER, A1, USER], "completion": completion}, tokenizer=tokenizer).examples
+    assert trained_pieces(example, tokenizer) == ["two<|im_end|>"]
 
 
 def test_text_pairs_become_turns_when_asked(load, chat_tokenizer) -> None:
