@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.algorithms.aggregation import AGGREGATIONS, aggregate, count_sequences, count_tokens
+from burnish.algorithms.aggregation import AGGREGATIONS, aggregate
 from burnish.errors import ConfigError
 
 LOSS = torch.tensor([[1.0, 2.0, 3.0], [10.0, 99.0, 99.0], [99.0, 99.0, 99.0]])
@@ -32,10 +32,6 @@ def test_each_turn_has_the_same_weight():
     assert part.item() == pytest.approx(4.5 / 3)
     without_the_first = MASK & (turns != 0)  # a turn that is not trained on is none
     assert aggregate(LOSS, without_the_first, "turn_mean_token_mean", turn_index_BT=turns).item() == 3.0
-
-
-def test_counts():
-    assert (count_tokens(MASK).item(), count_sequences(MASK).item()) == (4, 2)
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)

@@ -105,9 +105,7 @@ def test_fields_that_torchrun_does_not_know(cluster: dict[str, object], message:
         ("MASTER_PORT", "high", "MASTER_PORT is 'high', which is no number"),
     ],
 )
-def test_a_variable_that_is_not_as_torchrun_gives_it_is_named(
-    name: str, value: str | None, said: str, variables: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_that_is_not_as_torchrun_gives_it_is_named(name, value, said, variables, monkeypatch) -> None:
     if value is None:
         monkeypatch.delenv(name)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import get_args
 
 import pytest
@@ -33,11 +34,9 @@ def test_always_and_never(chat_tokenizer) -> None:
 
 
 def test_plain_text_gets_bos_but_never_eos(new_tokenizer) -> None:
-    for bos in (False, True):
-        for eos in (False, True):
-            tokenizer = new_tokenizer(bos=bos, eos=eos)
-            tokens = encode_text("Q", tokenizer)
-            assert tokenizer.decode(tokens) == ("<s>Q" if bos else "Q")
+    for bos, eos in product((False, True), repeat=2):
+        tokenizer = new_tokenizer(bos=bos, eos=eos)
+        assert tokenizer.decode(encode_text("Q", tokenizer)) == ("<s>Q" if bos else "Q")
 
 
 WORDS = st.lists(st.sampled_from(["Q", " é", "\n", "<s>", "</s>", "<|im_end|>", "\N{BELL}"]), min_size=1).map("".join)
@@ -46,9 +45,7 @@ TALKS = st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistan
 
 @settings(max_examples=40)
 @given(asked=st.lists(WORDS | TALKS), bos=st.booleans(), eos=st.booleans(), chat=st.sampled_from(get_args(Chat)))
-def test_prompts_have_the_same_tokens_together_as_alone(
-    new_tokenizer, chatml, asked: list[str | tuple[Message, ...]], bos: bool, eos: bool, chat: Chat
-) -> None:
+def test_prompts_have_the_same_tokens_together_as_alone(new_tokenizer, chatml, asked, bos, eos, chat) -> None:
     tokenizer = new_tokenizer(bos=bos, eos=eos, template=chatml)
     prompts = [asked_prompt(f"p:{n}", one) for n, one in enumerate(asked)]
     alone = [encode_prompt(prompt, tokenizer, ChatFormat(chat)) for prompt in prompts]
@@ -73,10 +70,9 @@ def test_an_eos_that_the_text_itself_has_stays(new_tokenizer) -> None:
 
 def test_a_response_has_the_tokens_that_follow_on_the_prompt(new_tokenizer, chatml) -> None:
     """No BOS and no EOS of its own, whatever the tokenizer adds to a text."""
-    for bos in (False, True):
+    for bos, prompt in product((False, True), (TEXT, TALK)):
         tokenizer = new_tokenizer(bos=bos, eos=True, template=chatml)
-        for prompt in (TEXT, TALK):
-            assert tokenizer.decode(encode_response(prompt, " yes", tokenizer)) == " yes"
+        assert tokenizer.decode(encode_response(prompt, " yes", tokenizer)) == " yes"
 
 
 def test_a_response_after_a_merge_over_the_seam_is_encoded_by_itself() -> None:

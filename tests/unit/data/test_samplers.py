@@ -12,17 +12,12 @@ from burnish.data.samplers import Mixer, PromptSampler, next_batch, permutation
 from burnish.errors import DataError
 
 WEIGHTS = st.lists(st.sampled_from([0.1, 0.25, 0.3, 1.0, 1.5, 2.0, 7.0, 0.123]), min_size=1, max_size=5)
+SEEDS, SIZES = st.integers(0, 3), st.integers(1, 7)
 
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(
-    weights=WEIGHTS,
-    seed=st.integers(0, 3),
-    size=st.integers(1, 7),
-    cuts=st.lists(st.integers(0, 9), min_size=1, max_size=8),
-    start=st.integers(0, 3000),
-)
+@given(WEIGHTS, SEEDS, SIZES, st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(0, 3000))
 def test_take_is_a_pure_function_of_position(weights, seed, size, cuts, start) -> None:
     sizes = [size + i for i in range(len(weights))]
     whole = PromptSampler(sizes, weights, seed=seed).take(sum(cuts), start)
@@ -48,7 +43,7 @@ def test_every_share_is_kept_to_within_one_at_every_draw(weights, draws) -> None
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
-@given(weights=WEIGHTS, seed=st.integers(0, 3), size=st.integers(1, 7))
+@given(WEIGHTS, SEEDS, SIZES)
 def test_each_source_loses_nothing_across_passes(weights, seed, size) -> None:
     sizes = [size + i for i in range(len(weights))]
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -73,8 +68,7 @@ def test_order_is_fixed_for_ever() -> None:
 
 def test_no_shuffle() -> None:
     sampler = PromptSampler([3], seed=0, shuffle=False)
-    assert sampler.take(5, 2) == [2, 0, 1, 2, 0]
-    assert len(sampler) == 3
+    assert (len(sampler), sampler.take(5, 2)) == (3, [2, 0, 1, 2, 0])
 
 
 def test_mixture_by_hand() -> None:
@@ -108,9 +102,7 @@ def test_weights_must_be_positive_and_one_a_source() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=50, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=30), budget=st.integers(20, 60), seed=st.integers(0, 3)
-)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(20, 60), SEEDS)
 def test_batches_keep_the_order_and_the_budget(lengths, budget, seed) -> None:
     sampler = PromptSampler([len(lengths)], seed=seed)
     position, batches = 0, []

@@ -31,18 +31,14 @@ def test_a_stage_without_shares_is_refused() -> None:
 
 
 @pytest.mark.slow
-@given(
-    weights=st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any),
-    size=st.integers(1, 40),
-    back=st.integers(1, 40),
-)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any), st.integers(1, 40), st.integers(1, 40))
 def test_every_step_and_every_sum_is_within_one_of_its_share(weights: list[int], size: int, back: int) -> None:
     shares = Shares([{0: float(weight)} for weight in weights], size)
     quotas = [Fraction(weight * size, sum(weights)) for weight in weights]
     steps = [shares.counts(step) for step in range(1, 41)]
-    for number in range(1, len(steps) + 1):
-        assert sum(steps[number - 1]) == size
+    for number, counts in enumerate(steps, 1):
+        assert sum(counts) == size
         for domain, quota in enumerate(quotas):
-            assert abs(steps[number - 1][domain] - quota) < 1
+            assert abs(counts[domain] - quota) < 1
             assert abs(sum(step[domain] for step in steps[:number]) - quota * number) < 1
     assert shares.counts(back) == steps[back - 1], "a pure function of the step"

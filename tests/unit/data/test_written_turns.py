@@ -159,9 +159,7 @@ def test_a_prompt_is_without_the_thinking_that_the_template_leaves_out_and_says_
          [CALLED.format("<|tool_call>", "<tool_call|>") + "<|tool_response>", "42.<turn|>"], "it is not trained on"),
     ],
 )  # fmt: skip
-def test_the_token_that_ends_a_turn_is_trained(
-    load, template: str, specials: tuple[str, ...], messages: list[dict], trained: list[str], note: str
-) -> None:
+def test_the_token_that_ends_a_turn_is_trained(load, template, specials, messages, trained, note) -> None:
     loaded, found = load(template, *messages, specials=specials)
     assert found == trained
     assert note in "\n".join(loaded.lines())

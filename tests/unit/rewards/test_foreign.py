@@ -49,9 +49,7 @@ def items(make_items: Any) -> list[tuple[Prompt, Rollout]]:
         ("openrlhf", "OpenRLHF", [1, 0]),
     ],
 )
-def test_is_called_as_in_its_own_system(
-    file: Path, items, name: str, system: str, rewards: list[float | None], make_scorer
-) -> None:
+def test_is_called_as_in_its_own_system(file, items, name, system, rewards, make_scorer) -> None:
     lines: list[str] = []
     assert [r.reward for r in make_scorer(f"{file}:{name}", say=lines.append).score(items)] == rewards
     assert lines == [f"reward '{name}' is called as in {system}, whose parameters it has"]

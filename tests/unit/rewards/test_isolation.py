@@ -65,9 +65,7 @@ REWARDS = """
         ("sysexit", RewardStatus.ERROR, "SystemExit: 4"),
     ],
 )
-def test_one_bad_response_among_good_ones(
-    make_scorer, make_items, file: Path, bad: str, status: RewardStatus, words: str
-) -> None:
+def test_one_bad_response_among_good_ones(make_scorer, make_items, file, bad, status, words) -> None:
     scorer = make_scorer({"name": f"{file}:nasty", "timeout_seconds": 1.0})
     scored = scorer.score(make_items(["ab"] * 5 + [bad] + ["abc"] * 6))
     assert (scored[5].status, scored[5].reward) == (status, None)
@@ -190,9 +188,7 @@ DAEMONS = """
         ("stopper/loop", RewardStatus.TIMEOUT),
     ],
 )
-def test_what_leaves_its_session_ends_with_its_worker(
-    make_scorer, make_items, reward_file, response: str, status: RewardStatus
-) -> None:
+def test_what_leaves_its_session_ends_with_its_worker(make_scorer, make_items, reward_file, response, status) -> None:
     path = reward_file(DAEMONS)
     limit = 5.0 if status is RewardStatus.TIMEOUT else 60.0
     scorer = make_scorer({"name": f"{path}:nasty", "timeout_seconds": limit})

@@ -191,9 +191,7 @@ def test_too_many_failures_stop_with_the_first_one_in_a_line(make_scorer, make_i
 
 
 @pytest.mark.parametrize(("lost", "allowed"), [(2, 0.4), (1, 0.4), (5, 0.9), (5, 1.0)])
-def test_environments_that_fail_count_as_rewards_that_do(
-    make_scorer, make_items, file: Path, lost: int, allowed: float
-) -> None:
+def test_environments_that_fail_count_as_rewards_that_do(make_scorer, make_items, file, lost, allowed) -> None:
     scorer = make_scorer(f"{file}:sometimes", max_failure_fraction=allowed)
     items = make_items(["a", "b", "", "c", "d"])
     why = "the environment failed: reset: ConnectionError: the database is down"
@@ -245,9 +243,7 @@ LOAD_ERRORS: list[tuple[dict[str, Any], type[BurnishError], str]] = [
 
 
 @pytest.mark.parametrize(("reward", "kind", "words"), LOAD_ERRORS)
-def test_wrong_rewards_are_errors_at_load_time(
-    make_scorer, file: Path, reward: dict[str, Any], kind: type[BurnishError], words: str
-) -> None:
+def test_wrong_rewards_are_errors_at_load_time(make_scorer, file, reward, kind, words) -> None:
     reward = {**reward, "name": reward["name"].replace("FILE", str(file))}
     with pytest.raises(kind, match=words):
         make_scorer(reward, columns=["color"])

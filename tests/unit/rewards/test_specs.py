@@ -48,9 +48,7 @@ def test_without_a_section_nothing_is_added() -> None:
         ("command", {"argv": ["true"]}, 8.0, "8"),
     ],
 )
-def test_a_time_limit_that_its_reward_never_reaches_is_refused(
-    name: str, options: dict[str, object], timeout: float, needed: str
-) -> None:
+def test_a_time_limit_that_its_reward_never_reaches_is_refused(name, options, timeout, needed) -> None:
     """Else what never ends would have no score, where it should have 0."""
     reward = RewardConfig(name=name, options=options, timeout_seconds=timeout)
     with pytest.raises(ConfigError, match=rf"up to {needed} s(?s:.*)timeout_seconds above {needed}, or lower seconds"):
