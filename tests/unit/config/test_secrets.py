@@ -130,8 +130,7 @@ def test_text_for_others_shows_neither_secret_nor_hash() -> None:
 
 def test_a_masked_value_must_be_given_again() -> None:
     data = masked({"model": "m", "data": {"train": "t.jsonl"}, **options(api_key="abc")}, hashed=True)
-    with pytest.raises(ConfigError, match=r"rewards\.0\.options\.api_key was masked") as caught:
+    with pytest.raises(ConfigError, match=r"options\.api_key was masked(?s:.*)rewards\.0\.options\.api_key=VALUE"):
         load_run_data(data)
-    assert "rewards.0.options.api_key=VALUE" in str(caught.value)
     loaded = load_run_data(data, ["rewards.0.options.api_key=abc"])
     assert loaded.config.rewards[0].options == {"api_key": "abc"}

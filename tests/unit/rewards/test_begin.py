@@ -80,8 +80,7 @@ def test_workers_work_between_the_calls(make_scorer, make_items, file: Path) -> 
     """Twenty responses of 50 ms: after they were begun and time has passed, there is nothing left to wait for."""
     scorer = make_scorer(f"{file}:slow", workers=2)
     items = make_items(["ab"] * 20)
-    scorer.begin(items)
-    until_idle(scorer)
+    until_idle(scorer, items)
     scorer.take_metrics()
     assert rewards(scorer.score(items)) == [2.0] * 20
     assert scorer.take_metrics()["time/reward_worker_seconds/slow"].result() == 0.0  # no call was made again

@@ -58,16 +58,13 @@ STATED = [
     ("Ans. B", B), ("My vote goes to A, not B", A), ("I wouldn't say it's B", NONE), ("=> B", B),
     ("The option that fits best is not B", NONE), ("We need to pick B first.", NONE), ("So B is the one.", B),
     # other languages
-    ("La opción correcta es la B", B), ("La respuesta no es la B", NONE),
-    ("<answer>B, not A</answer>", B),
-    ("A alternativa correta é a B", B),
-    ("Верный вариант: B", B),
-    ("选项B正确", B), ("选项B不正确", NONE), ("Bが正しいです", B), ("B가 정답이 아니다", NONE),
-    ("答案是B", B), ("正确答案是：B。罗马", B), ("所以选B，不选A", B), ("答案是A或B", NONE),
-    ("答案不是B", NONE), ("答えはBです", B),
-    ("答えはAかBです", NONE), ("정답은 B입니다", B), ("정답은 B가 아닙니다", NONE), ("La respuesta es B.", B),
-    ("La respuesta es A o B", NONE), ("Die Antwort ist nicht A, sondern B.", B), ("La réponse n'est pas B.", NONE),
-    ("Ответ: B", B), ("الجواب هو B", B), ("I have no idea", NONE), ("<think>The answer is B", NONE), ("", NONE),
+    ("La opción correcta es la B", B), ("La respuesta no es la B", NONE), ("<answer>B, not A</answer>", B),
+    ("A alternativa correta é a B", B), ("Верный вариант: B", B), ("选项B正确", B), ("选项B不正确", NONE),
+    ("Bが正しいです", B), ("B가 정답이 아니다", NONE), ("答案是B", B), ("正确答案是：B。罗马", B),
+    ("所以选B，不选A", B), ("答案是A或B", NONE), ("答案不是B", NONE), ("答えはBです", B), ("答えはAかBです", NONE),
+    ("정답은 B입니다", B), ("정답은 B가 아닙니다", NONE), ("La respuesta es B.", B), ("La respuesta es A o B", NONE),
+    ("Die Antwort ist nicht A, sondern B.", B), ("La réponse n'est pas B.", NONE), ("Ответ: B", B), ("الجواب هو B", B),
+    ("I have no idea", NONE), ("<think>The answer is B", NONE), ("", NONE),
 ]  # fmt: skip
 
 

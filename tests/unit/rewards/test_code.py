@@ -43,8 +43,8 @@ def task_of(columns: dict[str, Any], answer: Any = None) -> CodeTask:
 
 
 def test_layouts_are_recognised() -> None:
-    job = task_of(HUMAN_EVAL).make("code")
-    assert job == AssertTests("code", (HUMAN_EVAL["test"],), prelude=HUMAN_EVAL["prompt"], entry="double")
+    human_eval = AssertTests("code", (HUMAN_EVAL["test"],), prelude=HUMAN_EVAL["prompt"], entry="double")
+    assert task_of(HUMAN_EVAL).make("code") == human_eval
     job = task_of(MBPP).make("code")
     assert isinstance(job, AssertTests)
     assert (job.texts, job.entry, job.prelude) == (tuple(MBPP["test_list"]), "sum", "import math\n")

@@ -37,8 +37,8 @@ def test_report_names_the_rows_that_fall_short(make_scorer) -> None:
     assert (report.checked, report.without_gold) == (3, ("empty",))
     wrong, missing = report.failures
     assert (wrong.prompt_id, wrong.gold, wrong.score) == ("bad", "The answer is 8", 0.0)
-    assert (missing.prompt_id, missing.domain) == ("unsure", "odd")
-    assert (missing.score, missing.status) == (None, RewardStatus.MISSING)
+    found = (missing.prompt_id, missing.domain, missing.score, missing.status)
+    assert found == ("unsure", "odd", None, RewardStatus.MISSING)
 
 
 def test_judged_by_the_rewards_that_look_at_the_answer(make_scorer) -> None:
@@ -85,13 +85,8 @@ def test_dense_rewards_are_given_the_tokens_that_a_policy_would_sample(make_scor
 def test_of_several_solutions_one_has_to_pass(make_scorer, reward_file) -> None:
     right = reward_file("def right(response, solutions):\n    return float(response.endswith('right'))\n")
     scorer = make_scorer({"name": f"{right}:right"})
-    rows = {
-        "listed": ["wrong", "right"],
-        "as JSON": '["right"]',
-        "too late": [*["wrong"] * 5, "right"],
-        "none": "[]",
-        "one program": "right",
-    }
+    rows = {"listed": ["wrong", "right"], "as JSON": '["right"]', "too late": [*["wrong"] * 5, "right"]}
+    rows |= {"none": "[]", "one program": "right"}
     prompts = [_prompt(name, None, solutions=solutions) for name, solutions in rows.items()]
     assert [gold_response(prompt) for prompt in prompts] == ["wrong", "right", "wrong", None, "right"]
     report = check_gold(prompts, scorer)

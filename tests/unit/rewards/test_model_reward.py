@@ -58,9 +58,8 @@ def test_it_is_mixed_with_rule_rewards_by_weight(trained: Trained, make_scorer, 
     items = items_of(model, ["a", "bc", "abc"], make_items)
     expected = model.score([(rollout.prompt_tokens, rollout.response_tokens) for _, rollout in items])
     for rollout, score in zip(scorer.score(items), expected, strict=True):
-        assert rollout.reward_parts["learned"] == pytest.approx(score, abs=1e-5)
-        rule = rollout.reward_parts["length"]
-        assert rollout.reward == pytest.approx(0.5 * score + 2.0 * rule, abs=1e-5)
+        learned, rule = rollout.reward_parts["learned"], rollout.reward_parts["length"]
+        assert (learned, rollout.reward) == pytest.approx((score, 0.5 * score + 2.0 * rule), abs=1e-5)
 
 
 def test_text_goes_through_another_tokenizer(trained: Trained, make_scorer, make_items) -> None:

@@ -124,16 +124,13 @@ GARBAGE = [
     b"", b"hello", b"[", b"[" * 200_000, b"NaN", b'["outcome",1,2,"ok",[NaN,{},null],""]', b"9" * 10_000, b"\xff\xfe",
     b'["outcome",1,2,"ok",[1e999,{},null],""]', b'["outcome",1,2,"ok",[1,{},null],""]',
     b'["outcome",1,2,"ok",[true,{},null],""]', b'["outcome",1,2,"ok",null,""]',
-    b'["outcome",1,2,"error",[1.0,{},null],""]',
-    b'["outcome",1,2,"pending",null,""]', b'["outcome",1,2,"ok",[1.0,{"a":"b"},null],""]',
-    b'["outcome",1,2,"ok",[1.0,{"a":{"b":1.0}},null],""]', b'["outcome",1,2,"ok",[1.0,[],null],""]',
-    b'["outcome",1,2,"ok",[1.0,{},[null]],""]', b'["outcome",1,2,"ok",[1.0,{},1.0],""]',
-    b'["outcome",1,2,"ok",[1.0,{}],""]',
-    b'["outcome",1,"2","error",null,""]', b'["outcome",1,2,["ok"],null,""]', b'["outcome",1,2,"error",null,null]',
-    b'["idle"]',
-    b'["ready",[[0,{"label":1}]]]', b'["ready",[[0,null]]]', b'["ready",null]', b'["refused",null,"","",""]',
-    b"{}", b"7",
-    b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02ls\x94\x85\x94R\x94.",
+    b'["outcome",1,2,"error",[1.0,{},null],""]', b'["outcome",1,2,"pending",null,""]',
+    b'["outcome",1,2,"ok",[1.0,{"a":"b"},null],""]', b'["outcome",1,2,"ok",[1.0,{"a":{"b":1.0}},null],""]',
+    b'["outcome",1,2,"ok",[1.0,[],null],""]', b'["outcome",1,2,"ok",[1.0,{},[null]],""]',
+    b'["outcome",1,2,"ok",[1.0,{},1.0],""]', b'["outcome",1,2,"ok",[1.0,{}],""]', b'["outcome",1,"2","error",null,""]',
+    b'["outcome",1,2,["ok"],null,""]', b'["outcome",1,2,"error",null,null]', b'["idle"]',
+    b'["ready",[[0,{"label":1}]]]', b'["ready",[[0,null]]]', b'["ready",null]', b'["refused",null,"","",""]', b"{}",
+    b"7", b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02ls\x94\x85\x94R\x94.",
 ]  # fmt: skip
 
 

@@ -106,9 +106,8 @@ def test_words_with_numbers() -> None:
 
 
 def test_several_scores() -> None:
-    named = verdicts.named_scores_wanted(["a", "b"], TEN, "json")
-    assert named.read('{"scores": {"b": 1, "a": 10}}') == (1.0, 0.0)
-    assert verdicts.named_scores_wanted(["a", "b"], TEN, "tag").read("<scores>10, 1</scores>") == (1.0, 0.0)
+    named, in_order = (verdicts.named_scores_wanted(["a", "b"], TEN, style) for style in ("json", "tag"))
+    assert named.read('{"scores": {"b": 1, "a": 10}}') == in_order.read("<scores>10, 1</scores>") == (1.0, 0.0)
     listed = verdicts.listed_scores_wanted(2, TEN, "json")
     assert listed.read('{"scores": [10, 1]}') == (1.0, 0.0)
     for wanted, reply in (
