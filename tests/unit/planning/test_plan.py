@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from burnish.config.loading import kind_of_data, load_run_data
-from burnish.config.schema import RlConfig, RmConfig
+from burnish.config.schema import RlConfig, RmConfig, RunConfig
 from burnish.planning.comparisons import plan_rm
 from burnish.planning.memory import bytes_in_words, estimate_memory, table_of
 from burnish.planning.model_facts import ModelFacts, count_parameters, facts_of, read_model_facts
-from burnish.planning.plan import Preview
+from burnish.planning.plan import Plan, Preview
 from burnish.planning.rl import num_evaluations, plan_rl, split_evenly
 from burnish.planning.texts import plan_sft
 
@@ -46,13 +46,13 @@ def llama(num_parameters: int | None = None, **fields: int) -> ModelFacts:
     return facts
 
 
+def sizes_of(config: RunConfig, facts: ModelFacts) -> dict[str, int]:
+    return {item.name: item.num_bytes for item in estimate_memory(config, facts)}
+
+
 def test_prompts_become_rollouts_minibatches_and_optimizer_steps() -> None:
-    config = rl(
-        steps=10,
-        rollout={"prompts_per_step": 4, "group_size": 3},
-        optimization={"minibatches": 5, "epochs": 2},
-    )
-    plan = plan_rl(config, Preview(20))
+    of_step = {"rollout": {"prompts_per_step": 4, "group_size": 3}, "optimization": {"minibatches": 5, "epochs": 2}}
+    plan = plan_rl(rl(steps=10, **of_step), Preview(20))
     assert plan.optimizer_steps == 100
     assert plan.passes_over_data == 2.0
 
@@ -63,9 +63,19 @@ def test_remax_adds_a_greedy_response_for_each_prompt() -> None:
     assert plan.passes_over_data is None
 
 
-def test_a_reference_is_loaded_only_for_a_kl() -> None:
-    assert [m.role for m in plan_rl(rl(algorithm="grpo")).models] == ["policy", "reference"]
-    assert [m.role for m in plan_rl(rl(algorithm="dapo")).models] == ["policy"]
+@pytest.mark.parametrize(
+    ("plan", "roles"),
+    [
+        (plan_rl(rl(algorithm="dapo")), ["policy"]),
+        (plan_rl(rl(algorithm="grpo")), ["policy", "reference"]),
+        (plan_rl(rl(algorithm="ppo")), ["policy", "critic", "reference"]),
+        (plan_rl(rl(algorithm="dapo", rewards="model:runs/rm")), ["reward_model", "policy"]),
+        (plan_rm(rm()), ["reward_model"]),
+        (plan_rm(rm(normalization={"kind": "gain_bias"})), ["reward_model", "policy"]),
+    ],
+)
+def test_models_are_loaded_only_for_what_needs_them(plan: Plan, roles: list[str]) -> None:
+    assert [model.role for model in plan.models] == roles
 
 
 def test_vllm_samples_from_a_copy_elsewhere() -> None:
@@ -117,6 +127,9 @@ def test_gpt2_words_are_understood() -> None:
     # with biases (4*8 of attention, 32 + 8) and norms of weight and bias
     assert facts.num_parameters == 10 * 8 + 16 * 8 + 2 * (4 * 8 * 8 + 2 * 8 * 32 + 4 * 8 + 40 + 4 * 8) + 2 * 8
     assert facts.context_tokens == 16
+    small = facts_of({"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50_257, "n_positions": 1024})
+    assert small is not None
+    assert small.num_parameters == 124_439_808  # as published
 
 
 def test_a_folder_that_is_not_understood_gives_no_facts(tmp_path: Path) -> None:
@@ -128,10 +141,8 @@ def test_a_folder_that_is_not_understood_gives_no_facts(tmp_path: Path) -> None:
 
 
 def test_memory_by_hand() -> None:
-    facts = llama(1000)
-    rollout = {"prompts_per_step": 2, "group_size": 2, "max_prompt_tokens": 10, "max_response_tokens": 20}
-    config = rl(rollout=rollout)
-    sizes = {item.name: item.num_bytes for item in estimate_memory(config, facts)}
+    config = rl(rollout={"prompts_per_step": 2, "group_size": 2, "max_prompt_tokens": 10, "max_response_tokens": 20})
+    sizes = sizes_of(config, llama(1000))
     assert sizes["policy weights"] == sizes["gradients"] == sizes["reference weights"] == 4000
     assert sizes["Adam moments"] == 8000
     assert sizes["key/value cache"] == 4 * 30 * 2 * 5 * (4 * 8) * 4
@@ -142,13 +153,12 @@ def test_memory_by_hand() -> None:
 
 def test_bfloat16_and_adapters_change_the_memory() -> None:
     facts = llama(1000)
-    on_gpu = rl(model={"path": "m", "dtype": "bfloat16", "device": "cuda"})
-    half = {i.name: i.num_bytes for i in estimate_memory(on_gpu, facts)}
+    half, on_cpu = (
+        sizes_of(rl(model={"path": "m", "dtype": "bfloat16", "device": device}), facts) for device in ("cuda", "cpu")
+    )
     assert (half["policy weights"], half["master weights"]) == (2000, 4000)
-    on_cpu = rl(model={"path": "m", "dtype": "bfloat16", "device": "cpu"})
-    float32_cache = {i.name: i.num_bytes for i in estimate_memory(on_cpu, facts)}["key/value cache"]
-    assert float32_cache == 2 * half["key/value cache"]
-    lora = {i.name: i.num_bytes for i in estimate_memory(rl(model={"path": "m", "lora": {"rank": 2}}), facts)}
+    assert on_cpu["key/value cache"] == 2 * half["key/value cache"]  # of float32
+    lora = sizes_of(rl(model={"path": "m", "lora": {"rank": 2}}), facts)
     trained = 5 * 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 172))
     assert lora["gradients"] == 4 * trained
     assert "reference weights" not in lora
@@ -156,9 +166,8 @@ def test_bfloat16_and_adapters_change_the_memory() -> None:
 
 @pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("nf4", 4)])
 def test_weights_of_few_bits_change_the_memory(quantization: str, bits: int) -> None:
-    facts = llama(500_000)
     model = {"path": "m", "lora": {"rank": 2}, "quantization": quantization}
-    sizes = {i.name: i.num_bytes for i in estimate_memory(rl(model=model), facts)}
+    sizes = sizes_of(rl(model=model), llama(500_000))
     linear = 5 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 172)
     assert sizes["policy weights"] == linear * bits // 8 + linear // 16 + 4 * (500_000 - linear)
 
@@ -170,9 +179,8 @@ def test_warnings_name_what_does_not_fit() -> None:
 
 
 def test_supervised_steps_and_passes_follow_from_each_other() -> None:
-    config = load_run_data(
-        {"model": "m", "data": {"train": "a"}, "optimization": {"tokens_per_batch": 100, "epochs": 3}}, kind="sft"
-    ).config
+    optimization = {"tokens_per_batch": 100, "epochs": 3}
+    config = load_run_data({"model": "m", "data": {"train": "a"}, "optimization": optimization}, kind="sft").config
     assert plan_sft(config, Preview(40, 950, 31)).optimizer_steps == 31
     assert plan_sft(config).optimizer_steps is None
     fixed = config.model_copy(update={"steps": 62})
@@ -192,7 +200,6 @@ def test_kinds_are_read_off_the_keys() -> None:
 def test_ppo_plans_a_critic() -> None:
     ppo = {"algorithm": "ppo", "steps": 10, "rollout": {"prompts_per_step": 64}, "optimization": {"minibatches": 2}}
     plan = plan_rl(rl(**ppo, critic={"warmup_steps": 3}))
-    assert [m.role for m in plan.models] == ["policy", "critic", "reference"]
     assert plan.optimizer_steps == 10 * 4 * 2
     lines = {line.name: (line.value, line.because) for line in plan.lines}
     assert lines["optimizer steps of the critic"] == ("80", "all of them; the first 24 without the policy")
@@ -205,9 +212,8 @@ def test_a_separate_critic_takes_the_memory_of_a_second_trained_model() -> None:
     facts = llama()
 
     def critic(**sections: Any) -> list[float]:
-        config = rl(algorithm="ppo", **sections)
-        items = estimate_memory(config, facts)
-        return [item.num_bytes / facts.num_parameters for item in items if item.name.startswith("critic")]
+        sizes = sizes_of(rl(algorithm="ppo", **sections), facts)
+        return [size / facts.num_parameters for name, size in sizes.items() if name.startswith("critic")]
 
     assert critic() == [4, 4, 8]  # weights, gradients, moments
     assert critic(model={"path": "m", "dtype": "bfloat16"}) == [2, 4, 12]  # and masters
@@ -224,12 +230,9 @@ def test_a_critic_from_other_weights_has_sizes_of_its_own() -> None:
 
 
 def test_the_cache_has_room_for_an_evaluation() -> None:
-    facts = llama(1000)
-
     def rows(**sections: Any) -> float:
         rollout = {"prompts_per_step": 1, "group_size": 2, "max_prompt_tokens": 10, "max_response_tokens": 20}
-        items = estimate_memory(rl(rollout=rollout, **sections), facts)
-        return next(i.num_bytes for i in items if i.name == "key/value cache") / (30 * 2 * 5 * (4 * 8) * 4)
+        return sizes_of(rl(rollout=rollout, **sections), llama(1000))["key/value cache"] / (30 * 2 * 5 * (4 * 8) * 4)
 
     data = {"train": "a", "eval": "b"}
     assert rows() == 2
@@ -253,10 +256,9 @@ def test_a_second_copy_of_the_weights_is_not_counted(tmp_path: Path) -> None:
 
 def test_a_critic_that_cannot_leave_zero_is_named() -> None:
     """1e-5 x 64 (hidden size) x 10 steps x 4 epochs = 0.0256."""
-    facts = facts_of(LLAMA)
 
     def warnings(**sections: Any) -> list[str]:
-        plan = plan_rl(rl(**({"algorithm": "ppo", "steps": 10} | sections)), facts=facts)
+        plan = plan_rl(rl(**({"algorithm": "ppo", "steps": 10} | sections)), facts=llama())
         return [warning for warning in plan.warnings if "critic" in warning]
 
     (warning,) = warnings()
@@ -272,30 +274,19 @@ def test_steps_are_comparisons_over_the_batch_rounded_up() -> None:
     config = rm(optimization={"comparisons_per_batch": 32, "epochs": 2})
     assert plan_rm(config, Preview(100)).optimizer_steps == 7  # 200 / 32
     assert plan_rm(config).optimizer_steps is None
-
-
-def test_a_fixed_number_of_steps_tells_the_passes() -> None:
-    config = rm(steps=25)
-    assert plan_rm(config, Preview(400)).passes_over_data == 2.0
-
-
-def test_normalising_on_a_policy_loads_it() -> None:
-    config = rm(normalization={"kind": "gain_bias"})
-    assert [role.role for role in plan_rm(config).models] == ["reward_model", "policy"]
+    assert plan_rm(rm(steps=25), Preview(400)).passes_over_data == 2.0
 
 
 def test_memory_of_a_reward_model_by_hand() -> None:
-    facts = llama(1000)
     config = rm(max_tokens=50, optimization={"comparisons_per_batch": 4})
-    sizes = {item.name: item.num_bytes for item in estimate_memory(config, facts)}
-    assert sizes == {
+    assert sizes_of(config, llama(1000)) == {
         "reward model weights": 4000,
         "gradients": 4000,
         "Adam moments": 8000,
         "activations": 4 * 2 * 50 * 5 * (8 * 64 + 2 * 32 + 3 * 172) * 4,
     }
     measured = rm(max_tokens=50, normalization={"kind": "gain_bias", "responses": 8})
-    sizes = {item.name: item.num_bytes for item in estimate_memory(measured, facts)}
+    sizes = sizes_of(measured, llama(1000))
     assert sizes["sampling policy"] == 4000
     assert sizes["key/value cache"] == 8 * 50 * 2 * 5 * (4 * 8) * 4
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from burnish.config.loading import load_run_data
-from burnish.config.schema import RlConfig, RmConfig, SftConfig
+from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.errors import ConfigError
 from burnish.planning.machines import Machine
 from burnish.planning.memory import PHASES, ParameterBytes, bytes_in, gradients_at_once, peak_bytes
 from burnish.planning.model_facts import ModelFacts, RewardFacts
-from burnish.planning.plan import seated
-from burnish.planning.processes import (
-    BLOCK_BYTES,
-    PROCESS_BYTES,
-    PlannedProcess,
-    needs_of_gpus,
-    seats_of,
-    sharding_of,
-)
+from burnish.planning.plan import Plan, seated
+from burnish.planning.processes import BLOCK_BYTES, PROCESS_BYTES, PlannedProcess, needs_of_gpus, seats_of, sharding_of
 from burnish.planning.rl import plan_rl
 from burnish.planning.rl_processes import CONVERSATION_PROCESS_BYTES, REWARD_WORKER_BYTES, RlTable
 from burnish.planning.shortages import refuse_impossible, seat_warnings
@@ -40,6 +34,12 @@ FACTS = ModelFacts(
 )
 M = 1_000_000
 MACHINE = Machine(cores=8, threads=8, memory_bytes=64 << 30)
+PPO: dict[str, Any] = {"algorithm": {"preset": "ppo", "kl_in": "loss", "kl_coef": 0.1}}
+KL: dict[str, Any] = {"algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.1}}
+
+
+def with_gpus(count: int) -> Machine:
+    return replace(MACHINE, gpu_bytes=(80 << 30,) * count)
 
 
 def rl(**sections: Any) -> RlConfig:
@@ -55,63 +55,81 @@ def rm(**cluster: Any) -> RmConfig:
     return load_run_data({"model": "m", "data": {"train": "a"}, "cluster": cluster}, (), "rm").config
 
 
+def seats(config: RunConfig, machine: Machine = MACHINE, *rewards: RewardFacts) -> Sequence[PlannedProcess]:
+    return seats_of(config, FACTS, machine, rewards)
+
+
+def by_name(config: RunConfig, machine: Machine = MACHINE, *rewards: RewardFacts) -> dict[str, PlannedProcess]:
+    return {seat.name: seat for seat in seats(config, machine, *rewards)}
+
+
 def named(seat: PlannedProcess) -> dict[str, int]:
     return {item.name: item.num_bytes for item in (*seat.host, *seat.device)}
 
 
+def planned(config: RlConfig, facts: ModelFacts | None = FACTS, *rewards: RewardFacts) -> Plan:
+    return seated(plan_rl(config, facts=facts), config, facts, MACHINE, rewards)
+
+
 def test_every_process_is_named_with_what_it_holds() -> None:
-    config = rl(
-        algorithm={"preset": "ppo", "kl_in": "loss", "kl_coef": 0.1},
-        cluster={"trainers": 2, "rollout_workers": 1, "threads": 3},
-    )
-    seats = seats_of(config, FACTS, MACHINE)
-    names = ["controller", "trainer 0", "trainer 1", "rollout worker 0", "2 reward workers"]
-    assert [seat.name for seat in seats] == names
-    assert seats[0].holds == ("the loop", "data")
-    assert seats[1].holds == seats[2].holds == ("policy", "optimizer", "reference", "separate critic")
-    assert seats[3].holds == ("local engine with a copy of the weights",)
-    assert [seat.computes for seat in seats] == ["3 threads"] * 4 + ["1 thread"]
+    found = seats(rl(**PPO, cluster={"trainers": 2, "rollout_workers": 1, "threads": 3}))
+    trained = ("policy", "optimizer", "reference", "separate critic")
+    assert [(seat.name, seat.holds) for seat in found[:-1]] == [
+        ("controller", ("the loop", "data")),
+        ("trainer 0", trained),
+        ("trainer 1", trained),
+        ("rollout worker 0", ("local engine with a copy of the weights",)),
+    ]
+    assert found[-1].name == "2 reward workers"
+    assert [seat.computes for seat in found] == ["3 threads"] * 4 + ["1 thread"]
 
 
-def test_under_torchrun_each_process_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_torchrun_each_process_is_a_rank() -> None:
     config = rl(cluster={"backend": "torchrun", "trainers": 2, "rollout_workers": 1})
-    names = ["rank 0: controller", "rank 0: trainer 0", "rank 1: trainer 1", "rank 2: rollout worker 0"]
-    seats = seats_of(config, FACTS, MACHINE)
-    assert [seat.name for seat in seats] == [*names, "rank 0: 2 reward workers"]
-    assert [seat.threads for seat in seats] == [2, 2, 2, 2, 1]  # eight cores for three
-    alone = seats_of(rl(cluster={"backend": "torchrun", "rollout_workers": 1}), FACTS, MACHINE)
-    assert [seat.name for seat in alone[:2]] == ["rank 0: controller", "rank 1: rollout worker 0"]
-    assert [seat.threads for seat in alone[:2]] == [4, 4]
-    plan = seated(plan_rl(config, facts=FACTS), config, FACTS, MACHINE)
-    assert [line.because for line in plan.lines if line.name == "ranks of torchrun"] == [
+    assert [(seat.name, seat.threads) for seat in seats(config)] == [  # eight cores for three
+        ("rank 0: controller", 2),
+        ("rank 0: trainer 0", 2),
+        ("rank 1: trainer 1", 2),
+        ("rank 2: rollout worker 0", 2),
+        ("rank 0: 2 reward workers", 1),
+    ]
+    alone = seats(rl(cluster={"backend": "torchrun", "rollout_workers": 1}))[:2]
+    assert [(seat.name, seat.threads) for seat in alone] == [("rank 0: controller", 4), ("rank 1: rollout worker 0", 4)]
+    assert [line.because for line in planned(config).lines if line.name == "ranks of torchrun"] == [
         "on one node: torchrun --nproc-per-node 3 -m burnish ..."
     ]
+
+
+def refusal(config: RunConfig, machine: Machine, facts: ModelFacts | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        refuse_impossible(config, seats(config, machine), machine, facts)
+    return str(caught.value)
+
+
+def accepted(config: RunConfig, machine: Machine, facts: ModelFacts | None = None) -> list[str]:
+    """Warnings about what is not refused."""
+    refuse_impossible(config, seats(config, machine), machine, facts)
+    return list(seat_warnings(config, seats(config, machine), machine))
 
 
 def test_processes_that_may_be_on_several_nodes_are_not_compared_with_this_machine() -> None:
     small = Machine(cores=1, threads=1, memory_bytes=1 << 20)
     elsewhere = rl(cluster={"backend": "torchrun", "trainers": 2})
-    seats = seats_of(elsewhere, FACTS, small)
-    refuse_impossible(elsewhere, seats, small)
-    assert list(seat_warnings(elsewhere, seats, small)) == []
+    assert accepted(elsewhere, small) == []
     numbered = rl(model={"path": "m", "device": "cuda:1"}, cluster={"backend": "torchrun", "trainers": 2})
-    with pytest.raises(ConfigError, match=r"model.device is cuda:1"):
-        refuse_impossible(numbered, seats, small)
-    here = rl(cluster={"trainers": 2})
-    with pytest.raises(ConfigError, match="need at least"):
-        refuse_impossible(here, seats_of(here, FACTS, small), small)
+    assert "model.device is cuda:1" in refusal(numbered, small)
+    assert "need at least" in refusal(rl(cluster={"trainers": 2}), small)
 
 
 def test_where_nobody_else_trains_the_controller_does() -> None:
-    alone = seats_of(rl(), FACTS, MACHINE)[0]
+    alone = seats(rl())[0]
     assert (alone.name, alone.threads) == ("controller", 8)
     assert alone.holds == ("the loop", "data", "policy", "optimizer", "local engine with the policy's weights")
-    sampling = seats_of(rl(cluster={"rollout_workers": 3}), FACTS, MACHINE)
+    sampling = seats(rl(cluster={"rollout_workers": 3}))
     assert sampling[0].holds == ("the loop", "data", "policy", "optimizer")
     assert [seat.threads for seat in sampling] == [2, 2, 2, 2, 1]
-    assert [seat.name for seat in seats_of(sft(trainers=2), FACTS, MACHINE)] == ["controller", "trainer 0", "trainer 1"]
-    elsewhere = seats_of(rm(backend="processes"), FACTS, MACHINE)
-    assert [(seat.name, seat.holds) for seat in elsewhere] == [
+    assert list(by_name(sft(trainers=2))) == ["controller", "trainer 0", "trainer 1"]
+    assert [(seat.name, seat.holds) for seat in seats(rm(backend="processes"))] == [
         ("controller", ("the loop", "data")),
         ("trainer 0", ("reward model", "optimizer")),
     ]
@@ -124,13 +142,13 @@ def test_models_with_a_process_of_their_own_are_not_in_the_trainers() -> None:
         algorithm={"preset": "ppo", "kl_in": "reward", "kl_coef": 0.1},
         cluster={"trainers": 2, "own_process": ["reference", "critic"]},
     )
-    seats = {seat.name: seat for seat in seats_of(config, FACTS, MACHINE)}
-    assert list(seats)[:5] == ["controller", "trainer 0", "trainer 1", "reference", "critic"]
-    assert seats["trainer 0"].holds == ("policy", "optimizer", "local engine with the policy's weights")
-    assert not {"reference weights", "critic weights"} & {item.name for item in seats["trainer 0"].host}
-    assert seats["critic"].threads == 2
-    reference, critic = ({item.name: item.num_bytes for item in seats[name].host} for name in ("reference", "critic"))
-    assert reference["reference weights"] == 4 * M
+    found = by_name(config)
+    assert list(found)[:5] == ["controller", "trainer 0", "trainer 1", "reference", "critic"]
+    assert found["trainer 0"].holds == ("policy", "optimizer", "local engine with the policy's weights")
+    assert not {"reference weights", "critic weights"} & named(found["trainer 0"]).keys()
+    assert found["critic"].threads == 2
+    critic = named(found["critic"])
+    assert named(found["reference"])["reference weights"] == 4 * M
     names = ("policy weights, which it begins with", "critic weights", "critic gradients", "critic masters and moments")
     assert [critic[name] // M for name in names] == [4, 4, 4 * 2, 8]
 
@@ -140,7 +158,7 @@ def test_the_bytes_of_each_process_by_hand() -> None:
         rollout={"prompts_per_step": 4, "group_size": 2, "max_prompt_tokens": 10, "max_response_tokens": 10},
         cluster={"trainers": 2, "rollout_workers": 2, "lanes": 4},
     )
-    controller, first, second, worker, _, rewards = seats_of(config, FACTS, MACHINE)
+    controller, first, second, worker, _, rewards = seats(config)
     assert named(controller) == {
         "Python and its libraries": PROCESS_BYTES,
         "weights in shared memory": 4 * M,
@@ -182,7 +200,7 @@ def test_bytes_of_a_parameter_are_divided_by_what_is_sharded() -> None:
     assert ParameterBytes.of("bfloat16", "optimizer", 4) == ParameterBytes(2, 4, 1, 2)
     assert ParameterBytes.of("float32", "full", 4) == ParameterBytes(1, 1, 0, 2)
     assert ParameterBytes.of("bfloat16", "full", 4) == ParameterBytes(0, 1, 1, 2)  # the masters are the weights
-    with_slices = seats_of(sft(trainers=4, sharding="optimizer"), FACTS, MACHINE)[1]
+    with_slices = seats(sft(trainers=4, sharding="optimizer"))[1]
     assert named(with_slices)["Adam moments"] == 2 * M
     sliced = {item.name: item.num_bytes for item in SftTable(sft(trainers=4), FACTS, None, 4, "optimizer").trained()}
     assert (sliced["policy weights"], sliced["Adam moments"]) == (4 * M, 2 * M)
@@ -192,7 +210,7 @@ def test_bytes_of_a_parameter_are_divided_by_what_is_sharded() -> None:
 def test_what_a_trainer_keeps_of_cut_weights() -> None:
     def sizes(**model: Any) -> dict[str, int]:
         fields = {"model": {"path": "m", "device": "cpu", **model}, "cluster": {"trainers": 4, "rollout_workers": 1}}
-        config = rl(**fields, algorithm={"preset": "grpo", "kl_in": "loss", "kl_coef": 0.1})
+        config = rl(**fields, **KL)
         return {item.name: item.num_bytes for item in RlTable(config, FACTS, None, 4, "full").trained()}
 
     whole = sizes()
@@ -220,7 +238,7 @@ def test_gradients_at_once(lanes: int, trainers: int, sharding: Any, held: float
 
 
 def test_a_phase_needs_only_its_own_memory() -> None:
-    seat = seats_of(rl(), FACTS, MACHINE)[0]
+    seat = seats(rl())[0]
     sizes = named(seat)
     always = PROCESS_BYTES + 12 * M
     update = always + 4 * M + sizes["activations"] + sizes["log-probabilities"]
@@ -232,9 +250,8 @@ def test_a_phase_needs_only_its_own_memory() -> None:
 
 def test_a_decoder_lays_out_only_the_head_of_weights_in_few_bits() -> None:
     def laid_out(**more: object) -> list[int]:
-        config = rl(model={"path": "m", "device": "cpu", "lora": {"rank": 2}, **more})
-        items = (item for seat in seats_of(config, FACTS, MACHINE) for item in (*seat.host, *seat.device))
-        return [item.num_bytes for item in items if item.name == "weights laid out for decoding"]
+        found = map(named, seats(rl(model={"path": "m", "device": "cpu", "lora": {"rank": 2}, **more})))
+        return [sizes["weights laid out for decoding"] for sizes in found if "weights laid out for decoding" in sizes]
 
     assert laid_out() == [4 * M]
     assert laid_out(quantization="nf4") == [4 * FACTS.vocabulary_size * FACTS.hidden_size]
@@ -243,26 +260,23 @@ def test_a_decoder_lays_out_only_the_head_of_weights_in_few_bits() -> None:
 def test_what_saving_copies() -> None:
     """The saved policy is loaded again after its first checkpoint, unless it is large: that is a phase of its own."""
 
-    def in_checkpoint(config: RlConfig | SftConfig, machine: Machine = MACHINE) -> list[dict[str, int]]:
+    def in_checkpoint(config: RunConfig, machine: Machine = MACHINE) -> list[dict[str, int]]:
         """Of the processes with a model: what only a checkpoint needs."""
-        items = ([*seat.host, *seat.device] for seat in seats_of(config, FACTS, machine) if "reward" not in seat.name)
+        items = ([*seat.host, *seat.device] for seat in seats(config, machine) if "reward" not in seat.name)
         return [{item.name: item.num_bytes for item in held if item.phases == ("checkpoint",)} for held in items]
 
     buffer = {"buffer of checkpoints": BLOCK_BYTES}
     weights, merged = {"weights, copied to be saved": 4 * M}, {"merged weights, to be saved": 4 * M}
     assert in_checkpoint(sft()) == [buffer]
-    assert in_checkpoint(sft(offload=["optimizer"])) == [
-        buffer | {"optimizer state, copied before it rests": 8 * M},
-    ]
-    gpus = Machine(8, 8, 64 << 30, (80 << 30,) * 2)
-    assert in_checkpoint(rl(model="m"), gpus) == [buffer | weights]
+    resting = {"optimizer state, copied before it rests": 8 * M}
+    assert in_checkpoint(sft(offload=["optimizer"])) == [buffer | resting]
+    assert in_checkpoint(rl(model="m"), with_gpus(2)) == [buffer | weights]
     assert in_checkpoint(rl(model={"path": "m", "device": "cpu", "lora": {"rank": 2}})) == [buffer | merged]
     state = {"optimizer state, to be saved": 8 * M, "the message with the last of them": 8 * M}
     sent = {"optimizer state, sent to the controller": 8 * M}
     critics = {"critic's optimizer state, to be saved": 8 * M}
     alone = {**PPO, "cluster": {"own_process": ["critic"], "trainers": 2, "offload": ["optimizer"]}}
-    sent_of_resting = sent | {"optimizer state, copied before it rests": 8 * M}
-    assert in_checkpoint(rl(**alone)) == [state | critics | buffer, sent_of_resting, {}, sent_of_resting]
+    assert in_checkpoint(rl(**alone)) == [state | critics | buffer, sent | resting, {}, sent | resting]
     alone["cluster"] = {"own_process": ["critic"], "rollout_workers": 1}  # the controller trains the policy
     assert [*in_checkpoint(rl(**alone))[0]] == [*critics, "the message with the last of them", *buffer]
     collected = {"optimizer state, collected from slices": 8 * M}
@@ -277,65 +291,43 @@ def test_what_saving_copies() -> None:
 
 def test_versions_of_the_weights_for_batches_ahead_of_training() -> None:
     config = rl(cluster={"rollout_workers": 1}, max_staleness=2)
-    sizes = named(seats_of(config, FACTS, MACHINE)[0])
+    sizes = named(seats(config)[0])
     assert (sizes["weights in shared memory"], sizes["later versions in shared memory"]) == (4 * M, 12 * M)
 
 
-def on_two_each(**fields: Any) -> RlConfig:
-    """Rollout workers whose vLLM computes on two GPUs."""
-    rollout = {"engine": "vllm", "vllm": {"options": {"tensor_parallel_size": 2}}}
-    return rl(model="m", rollout=rollout, **fields)
-
-
 def test_an_engine_on_several_gpus_is_spread_over_them() -> None:
-    machine = Machine(8, 8, 64 << 30, (80 << 30,) * 6)
-    config = on_two_each(cluster={"trainers": 2, "rollout_workers": 2})
-    seats = seats_of(config, FACTS, machine)
-    first, second = (seat for seat in seats if "rollout worker" in seat.name)
+    rollout = {"engine": "vllm", "vllm": {"options": {"tensor_parallel_size": 2}}}
+    config = rl(model="m", rollout=rollout, cluster={"trainers": 2, "rollout_workers": 2})
+    first, second = (seat for seat in seats(config, with_gpus(6)) if "rollout worker" in seat.name)
     assert [first.computes, second.computes] == ["GPUs 2, 3, 2 threads", "GPUs 4, 5, 2 threads"]
     assert named(first)["weights in vLLM"] == 4 * M
     assert first.host_bytes == PROCESS_BYTES + 4 * M  # a copy, from which a lost vLLM is started again
     needed = needs_of_gpus([first, second])
     assert needed[2] == needed[3] == ("rollout worker 0", first.device_bytes)
     assert 2 * first.device_bytes == sum(item.num_bytes for item in first.device)
-    refuse_impossible(config, seats, machine, FACTS)
-    five = replace(machine, gpu_bytes=machine.gpu_bytes[:5])
+    assert accepted(config, with_gpus(6), FACTS) == []
     with pytest.raises(ConfigError, match=r"that is 6 GPUs, 2 for each rollout worker .* one for each other.* has 5"):
-        refuse_impossible(config, seats, five, FACTS)
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 2, but m has 3 attention heads"):
-        refuse_impossible(config, seats, machine, replace(FACTS, num_attention_heads=3))
-
-
-DRAWING = ("logits of decoding steps",)
+        refuse_impossible(config, seats(config, with_gpus(5)), with_gpus(5), FACTS)
+    odd = replace(FACTS, num_attention_heads=3)
+    assert "tensor_parallel_size is 2, but m has 3 attention heads" in refusal(config, with_gpus(6), odd)
 
 
 def test_gpus_are_for_processes_with_a_model() -> None:
-    config = rl(model="m", cluster={"trainers": 2, "rollout_workers": 1})
-    seats = seats_of(config, FACTS, Machine(8, 8, 64 << 30, (80 << 30,) * 3))
-    assert [seat.gpu for seat in seats] == [None, 0, 1, 2, None]
-    assert set(named(seats[3])) == {
-        "Python and its libraries",
-        "weights",
-        "key/value cache",
-        "logits of decoding steps",
-    }
-    assert seats[3].host_bytes == PROCESS_BYTES
-    assert seats[1].computes == "GPU 0, 2 threads"
-
-
-def refusal(config: RlConfig | SftConfig | RmConfig, machine: Machine) -> str:
-    with pytest.raises(ConfigError) as caught:
-        refuse_impossible(config, seats_of(config, FACTS, machine), machine)
-    return str(caught.value)
+    found = seats(rl(model="m", cluster={"trainers": 2, "rollout_workers": 1}), with_gpus(3))
+    assert [seat.gpu for seat in found] == [None, 0, 1, 2, None]
+    on_gpu = {"weights", "key/value cache", "logits of decoding steps"}
+    assert set(named(found[3])) == {"Python and its libraries"} | on_gpu
+    assert found[3].host_bytes == PROCESS_BYTES
+    assert found[1].computes == "GPU 0, 2 threads"
 
 
 def test_more_gpus_than_there_are_are_refused() -> None:
-    two = Machine(8, 8, 64 << 30, (80 << 30,) * 2)
+    two, cluster = with_gpus(2), {"trainers": 2, "rollout_workers": 2}
     fields = "cluster.trainers is 2, cluster.rollout_workers is 2"
     text = f"{fields}: that is 4 GPUs, one for each process, but this machine has"
-    config = rl(model="m", cluster={"trainers": 2, "rollout_workers": 2})
+    config = rl(model="m", cluster=cluster)
     assert refusal(config, two).startswith(f"{text} 2\n")
-    without = rl(model={"path": "m", "device": "cuda"}, cluster={"trainers": 2, "rollout_workers": 2})
+    without = rl(model={"path": "m", "device": "cuda"}, cluster=cluster)
     assert refusal(without, MACHINE).startswith(f"{text} none\n")
     one_named = rl(model={"path": "m", "device": "cuda:1"}, cluster={"trainers": 2})
     assert "set model.device: cuda" in refusal(one_named, two)
@@ -354,17 +346,16 @@ def test_only_ray_gives_out_processors(field: str, trainers: int, monkeypatch: p
 
 def test_too_little_memory_is_refused_with_the_numbers_of_each_process() -> None:
     config = sft(trainers=2, lanes=2, sharding="whole")
-    seats = seats_of(config, FACTS, MACHINE)
     certain = [PROCESS_BYTES + 16 * M, *[PROCESS_BYTES + 12 * M + 10 * M] * 2]
-    assert [peak_bytes(seat.host, certain=True) for seat in seats] == certain
-    refuse_impossible(config, seats, Machine(8, 8, sum(certain)))
+    assert [peak_bytes(seat.host, certain=True) for seat in seats(config)] == certain
+    refuse_impossible(config, seats(config), Machine(8, 8, sum(certain)))
     text = refusal(config, Machine(8, 8, sum(certain) - 1))
     assert "cluster.trainers is 2: the processes of this run need at least 957.2 MiB of memory" in text
     assert "(controller 315.3 MiB, trainer 0 321.0 MiB, trainer 1 321.0 MiB)" in text
     assert "model.dtype: bfloat16" in text
     three = "(trainer 0 319.1 MiB, trainer 1 319.1 MiB, trainer 2 319.1 MiB, and 62 more)"
     assert three in refusal(sft(trainers=64, lanes=64, sharding="whole"), Machine(8, 8, 1))
-    refuse_impossible(sft(), seats_of(sft(), FACTS, MACHINE), Machine(8, 8, 1))  # one process may always try
+    refuse_impossible(sft(), seats(sft()), Machine(8, 8, 1))  # one process may always try
 
 
 def test_too_little_memory_of_a_gpu_is_refused() -> None:
@@ -374,34 +365,29 @@ def test_too_little_memory_of_a_gpu_is_refused() -> None:
 
 def test_more_processes_than_cores_is_only_said() -> None:
     machine = Machine(2, 2, 64 << 30)
-    config = rl(cluster={"trainers": 2, "rollout_workers": 1})
-    (warning,) = seat_warnings(config, seats_of(config, FACTS, machine), machine)
+    (warning,) = accepted(rl(cluster={"trainers": 2, "rollout_workers": 1}), machine)
     assert warning.startswith("cluster.trainers is 2, cluster.rollout_workers is 1: 3 processes share 2 cores")
-    assert list(seat_warnings(rl(), seats_of(rl(), FACTS, machine), machine)) == []
-    (warning,) = seat_warnings(rl(), seats_of(rl(), FACTS, machine), Machine(2, 2, 300 << 20))
+    assert accepted(rl(), machine) == []
+    (warning,) = accepted(rl(), Machine(2, 2, 300 << 20))
     assert "of memory, and this machine has 300.0 MiB" in warning
 
 
 def test_the_plan_says_how_many_processes_and_how_much_they_need() -> None:
     config = rl(cluster={"trainers": 2, "rollout_workers": 1, "lanes": 4})
-    plan = seated(plan_rl(config, facts=FACTS), config, FACTS, MACHINE)
+    plan = planned(config)
     lines = {line.name: line for line in plan.lines if line.topic == "processes"}
-    assert lines["with a model"].value == "3"
-    assert lines["lanes"].value == "4"
+    assert (lines["with a model"].value, lines["lanes"].value) == ("3", "4")
+    assert (lines["sharding"].value, lines["sharding"].because) == ("whole", "auto: the memory suffices for it")
     assert lines["host memory, at most"].because == "of all processes; this machine has 64.00 GiB"
     assert len(plan.seats) == 5
-    unknown = seated(plan_rl(config), config, None, MACHINE)
-    assert "host memory, at most" not in {line.name for line in unknown.lines}
-    assert not [line for line in seated(plan_rl(rl()), rl(), None, MACHINE).lines if line.topic == "processes"]
-
-
-PPO: dict[str, Any] = {"algorithm": {"preset": "ppo", "kl_in": "loss", "kl_coef": 0.1}}
+    assert "host memory, at most" not in {line.name for line in planned(config, None).lines}
+    assert not [line for line in planned(rl(), None).lines if line.topic == "processes"]
 
 
 def test_what_rests_counts_in_the_phases_that_need_it() -> None:
     def in_phases(*offload: str) -> dict[str, int]:
         config = rl(**PPO, cluster={"offload": list(offload)})
-        items = [item for item in seats_of(config, FACTS, MACHINE)[0].host if not item.at_most]
+        items = [item for item in seats(config)[0].host if not item.at_most]
         return {phase: (bytes_in(phase, items) - PROCESS_BYTES) // M for phase in PHASES}
 
     copied = 8  # of the policy's moments, for the checkpoint, if they rest again
@@ -428,8 +414,7 @@ def test_what_rests_counts_in_the_phases_that_need_it() -> None:
 
 def test_a_vllm_that_sleeps_has_its_weights_on_the_gpu_only_while_it_samples() -> None:
     def in_vllm(**cluster: Any) -> tuple[list[tuple[str, ...]], list[str]]:
-        config = rl(model="m", algorithm="dapo", rollout={"engine": "vllm"}, cluster=cluster)
-        seat = seats_of(config, FACTS, Machine(8, 8, 64 << 30, (80 << 30,)))[0]
+        seat = seats(rl(model="m", rollout={"engine": "vllm"}, cluster=cluster), with_gpus(1))[0]
         on_gpu = [item.phases for item in seat.device if item.name == "weights in vLLM"]
         return on_gpu, [item.name for item in seat.host if "vLLM" in item.name]
 
@@ -440,15 +425,13 @@ def test_a_vllm_that_sleeps_has_its_weights_on_the_gpu_only_while_it_samples() -
 
 
 def test_what_a_gpu_gives_up_is_in_the_memory_of_the_host() -> None:
-    config = rl(model="m", algorithm="dapo", cluster={"offload": ["optimizer"], "rollout_workers": 1})
-    seat = seats_of(config, FACTS, Machine(8, 8, 64 << 30, (80 << 30,) * 2))[0]
+    seat = seats(rl(model="m", cluster={"offload": ["optimizer"], "rollout_workers": 1}), with_gpus(2))[0]
     at_rest = {item.name: (item.num_bytes, item.phases) for item in seat.host if "rest" in item.name}
     assert at_rest == {"Adam moments, at rest": (8 * M, PHASES)}
 
 
 def test_the_plan_shows_the_memory_of_each_phase() -> None:
-    config = rl(cluster={"trainers": 2, "offload": ["optimizer"]})
-    plan = seated(plan_rl(config, facts=FACTS), config, FACTS, MACHINE)
+    plan = planned(rl(cluster={"trainers": 2, "offload": ["optimizer"]}))
     lines = {line.name: line for line in plan.lines if line.topic == "memory of trainer 0"}
     assert list(lines) == ["sampling", "log-probabilities", "update", "optimizer step", "checkpoint"]
     assert "Adam moments 7.6 MiB" in lines["optimizer step"].because
@@ -466,15 +449,15 @@ def test_the_plan_shows_the_memory_of_each_phase() -> None:
     ],
 )
 def test_sharding_that_is_left_to_the_plan(memory: int, expected: str) -> None:
-    whole = sum(seat.host_bytes for seat in seats_of(sft(trainers=2, sharding="whole"), FACTS, MACHINE))
+    whole = sum(seat.host_bytes for seat in seats(sft(trainers=2, sharding="whole")))
     machine = Machine(8, 8, whole + memory if memory <= 0 else memory)
     assert sharding_of(sft(trainers=2), FACTS, machine).sharding == expected
-    assert seats_of(sft(trainers=2), FACTS, machine) == seats_of(sft(trainers=2, sharding=expected), FACTS, machine)
+    assert seats(sft(trainers=2), machine) == seats(sft(trainers=2, sharding=expected), machine)
 
 
 def test_the_smallest_gpu_decides_about_sharding() -> None:
     config = sft(trainers=2)
-    large, small = Machine(8, 8, 64 << 30, (1 << 30, 1 << 30)), Machine(8, 8, 64 << 30, (1 << 30, 23 * M))
+    large, small = (replace(MACHINE, gpu_bytes=(1 << 30, second)) for second in (1 << 30, 23 * M))
     assert sharding_of(config, FACTS, large).sharding == "whole"
     assert sharding_of(config, FACTS, small).sharding == "optimizer"
     muon = config.optimization.model_copy(update={"optimizer": "muon"})
@@ -487,15 +470,8 @@ def test_what_was_asked_for_is_kept_and_full_is_never_chosen() -> None:
     assert sharding_of(sft(trainers=2, sharding="whole"), FACTS, tiny).sharding == "whole"
     assert sharding_of(sft(trainers=1, sharding="optimizer"), FACTS, tiny).sharding == "whole"
     assert sharding_of(sft(trainers=2), None, tiny).sharding == "whole"
-    sizes = named(seats_of(sft(trainers=2, sharding="full"), FACTS, MACHINE)[1])
+    sizes = named(seats(sft(trainers=2, sharding="full"))[1])
     assert (sizes["policy weights"], sizes["Adam moments"]) == (2 * M, 4 * M)
-
-
-def test_the_plan_says_which_sharding_and_why() -> None:
-    config = rl(cluster={"trainers": 2})
-    plan = seated(plan_rl(config, facts=FACTS), config, FACTS, MACHINE)
-    (line,) = [line for line in plan.lines if line.name == "sharding"]
-    assert (line.value, line.because) == ("whole", "auto: the memory suffices for it")
 
 
 def test_a_ray_cluster_that_exists_is_not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,17 +481,15 @@ def test_a_ray_cluster_that_exists_is_not_this_machine(monkeypatch: pytest.Monke
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert "that is 6 GPUs" in refusal(config, small)
     monkeypatch.setenv("RAY_ADDRESS", "first:6379")
-    seats = seats_of(config, FACTS, small)
-    assert [seat.name for seat in seats if not seat.elsewhere] == ["controller", "2 reward workers"]
-    refuse_impossible(config, seats, small)
-    assert list(seat_warnings(config, seats, small)) == []
+    assert [seat.name for seat in seats(config, small) if not seat.elsewhere] == ["controller", "2 reward workers"]
+    assert accepted(config, small) == []
     assert sharding_of(config, FACTS, small).sharding == "whole"
     assert "need at least" in refusal(config, Machine(2, 2, PROCESS_BYTES))
 
 
 def test_a_single_trainer_of_ray_is_not_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    names = [seat.name for seat in seats_of(rl(cluster={"rollout_workers": 1, "backend": "ray"}), FACTS, MACHINE)]
+    names = list(by_name(rl(cluster={"rollout_workers": 1, "backend": "ray"})))
     assert names == ["controller", "trainer 0", "rollout worker 0", "2 reward workers"]
 
 
@@ -526,7 +500,6 @@ JUDGE = RewardFacts(
     device="auto",
     tokens_per_microbatch=100,
 )
-KL: dict[str, Any] = {"algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.1}}
 WEIGHTS, PASSES = "weights of reward 'learned'", "passes of reward 'learned'"
 PASS_BYTES = 100 * (8 * 8 + 2 * 4 + 3 * 16) * 2
 """A hundred of a step's 160 tokens at a time, one layer's numbers of each."""
@@ -539,47 +512,36 @@ def judged(**sections: Any) -> RlConfig:
 
 def test_reward_models_are_in_the_process_of_the_command() -> None:
     for config in (judged(), judged(cluster={"trainers": 2})):
-        without, seat = (seats_of(config, FACTS, MACHINE, rewards)[0] for rewards in ((), (JUDGE,)))
+        without, seat = seats(config)[0], seats(config, MACHINE, JUDGE)[0]
         assert seat.holds[-1] == "reward model"
         added = {name: size for name, size in named(seat).items() if name not in named(without)}
         assert added == {WEIGHTS: 6 * M, PASSES: PASS_BYTES}
-        scoring = bytes_in("scoring", seat.host) - bytes_in("scoring", without.host)
-        assert (scoring, bytes_in("update", seat.host) - bytes_in("update", without.host)) == (
-            6 * M + PASS_BYTES,
-            6 * M,
-        )
     two = judged(rewards=[{"name": "model:a", "label": "a"}, {"name": "model:b", "label": "b"}, "length"])
     assert seats_of(two, None, MACHINE)[0].holds[-1] == "2 reward models"
 
 
 def test_reward_models_with_a_process_of_their_own() -> None:
     alone = judged(cluster={"trainers": 2, "rollout_workers": 1, "own_process": ["reward_model", "reference"]}, **KL)
-    seats = seats_of(alone, FACTS, MACHINE, (JUDGE,))
+    found = by_name(alone, MACHINE, JUDGE)
     names = ["controller", "trainer 0", "trainer 1", "reward model", "reference", "rollout worker 0"]
-    assert [seat.name for seat in seats[:-1]] == names
-    assert seats[0].holds == ("the loop", "data")
-    assert seats[3].holds == ("reward model",)
-    assert named(seats[3]) == {"Python and its libraries": PROCESS_BYTES, WEIGHTS: 6 * M, PASSES: PASS_BYTES}
-    assert seats[3].host_bytes == PROCESS_BYTES + 6 * M + PASS_BYTES
-    assert WEIGHTS not in named(seats[0])
+    assert list(found)[:-1] == names
+    controller, own = found["controller"], found["reward model"]
+    assert (controller.holds, own.holds) == (("the loop", "data"), ("reward model",))
+    assert named(own) == {"Python and its libraries": PROCESS_BYTES, WEIGHTS: 6 * M, PASSES: PASS_BYTES}
+    assert own.host_bytes == PROCESS_BYTES + 6 * M + PASS_BYTES
+    assert WEIGHTS not in named(controller)
     assert alone.cluster.num_processes == 5
-    plan = seated(plan_rl(alone, facts=FACTS), alone, FACTS, MACHINE, (JUDGE,))
-    assert {WEIGHTS, PASSES} <= {item.name for item in plan.memory}
-    ranks = judged(cluster={"backend": "torchrun", "own_process": ["reward_model"]})
-    assert [seat.name for seat in seats_of(ranks, FACTS, MACHINE, (JUDGE,))[:3]] == [
-        "rank 0: controller",
-        "rank 0: trainer 0",
-        "rank 1: reward model",
-    ]
+    assert {WEIGHTS, PASSES} <= {item.name for item in planned(alone, FACTS, JUDGE).memory}
+    ranks = by_name(judged(cluster={"backend": "torchrun", "own_process": ["reward_model"]}), MACHINE, JUDGE)
+    assert list(ranks)[:3] == ["rank 0: controller", "rank 0: trainer 0", "rank 1: reward model"]
 
 
 def test_reward_models_that_rest_count_while_they_score() -> None:
     def needed(**sections: Any) -> list[int]:
-        config = judged(**sections)
-        before, after = (seats_of(config, FACTS, MACHINE, rewards)[0].host for rewards in ((), (JUDGE,)))
+        before, after = (seats(judged(**sections), MACHINE, *rewards)[0].host for rewards in ((), (JUDGE,)))
         return [bytes_in(phase, after) - bytes_in(phase, before) for phase in ("sampling", "scoring", "update")]
 
-    assert needed() == [6 * M, 6 * M + PASS_BYTES, 6 * M]
+    assert needed() == needed(cluster={"trainers": 2}) == [6 * M, 6 * M + PASS_BYTES, 6 * M]
     assert needed(cluster={"offload": ["reward_model"]}) == [0, 6 * M + PASS_BYTES, 0]
     ahead = {"cluster": {"offload": ["reward_model"], "rollout_workers": 1}}
     assert needed(**ahead) == [0, 6 * M + PASS_BYTES, 0]
@@ -588,40 +550,36 @@ def test_reward_models_that_rest_count_while_they_score() -> None:
 
 def test_reward_models_on_gpus() -> None:
     """With a process of their own they have the GPU of that process; in the controller, the one that they name."""
-    machine = Machine(8, 8, 64 << 30, (80 << 30,) * 4)
+    machine = with_gpus(4)
     own = judged(model="m", cluster={"trainers": 2, "rollout_workers": 1, "own_process": ["reward_model"]})
-    seats = {seat.name: seat for seat in seats_of(own, FACTS, machine, (JUDGE,))}
-    assert [seats[name].gpu for name in ("trainer 1", "reward model", "rollout worker 0")] == [1, 2, 3]
-    assert {item.name for item in seats["reward model"].device} == {WEIGHTS, PASSES}
-    on_cpu = {seat.name: seat for seat in seats_of(own, FACTS, machine, (replace(JUDGE, device="cpu"),))}
-    assert on_cpu["reward model"].device == ()
-    assert WEIGHTS in named(on_cpu["reward model"])
+    found = by_name(own, machine, JUDGE)
+    assert [found[name].gpu for name in ("trainer 1", "reward model", "rollout worker 0")] == [1, 2, 3]
+    assert {item.name for item in found["reward model"].device} == {WEIGHTS, PASSES}
+    on_cpu = by_name(own, machine, replace(JUDGE, device="cpu"))["reward model"]
+    assert on_cpu.device == ()
+    assert WEIGHTS in named(on_cpu)
     inline = judged(model="m")
-    first, second, _ = seats_of(inline, FACTS, machine, (replace(JUDGE, device="cuda:1"),))
+    first, second, _ = seats(inline, machine, replace(JUDGE, device="cuda:1"))
     assert (second.name, second.gpu, second.holds) == ("controller on GPU 1", 1, ("reward model",))
     assert named(second) == {WEIGHTS: 6 * M, PASSES: PASS_BYTES}
     assert WEIGHTS not in named(first)
-    same = seats_of(inline, FACTS, machine, (JUDGE,))
+    same = seats(inline, machine, JUDGE)
     assert (len(same), WEIGHTS in {item.name for item in same[0].device}) == (2, True)
 
 
 def test_a_gpu_that_two_processes_share_has_to_have_room_for_both() -> None:
     config = judged(model="m", cluster={"trainers": 2})
-    enough = Machine(8, 8, 64 << 30, (80 << 30,) * 2)
-    seats = seats_of(config, FACTS, enough, (JUDGE,))
-    (alone,) = [seat.device_bytes for seat in seats if seat.name == "trainer 0"]
-    machine = replace(enough, gpu_bytes=(alone + M, 80 << 30))
-    (warning,) = seat_warnings(config, seats, machine)
+    found = by_name(config, with_gpus(2), JUDGE)
+    machine = replace(MACHINE, gpu_bytes=(found["trainer 0"].device_bytes + M, 80 << 30))
+    (warning,) = seat_warnings(config, list(found.values()), machine)
     assert warning.startswith("controller and trainer 0 may need")
 
 
 def test_memory_of_reward_models_is_unknown_with_that_of_the_policy() -> None:
-    config = judged(cluster={"own_process": ["reward_model"]})
-    plan = seated(plan_rl(config), config, None, MACHINE, (JUDGE,))
+    plan = planned(judged(cluster={"own_process": ["reward_model"]}), None, JUDGE)
     assert plan.memory == ()
     assert "host memory, at most" not in {line.name for line in plan.lines}
-    unknown = replace(JUDGE, facts=None)
-    assert WEIGHTS not in named(seats_of(judged(), FACTS, MACHINE, (unknown,))[0])
+    assert WEIGHTS not in named(seats(judged(), MACHINE, replace(JUDGE, facts=None))[0])
 
 
 def test_processes_of_conversations_are_counted() -> None:
@@ -633,23 +591,19 @@ def test_processes_of_conversations_are_counted() -> None:
         ({"tools": "calculator", "max_open": 1}, "1 conversation process"),
         ({"agent": "a.py:b"}, "32 conversation processes"),
     ):
-        *_, seat = seats_of(rl(rollout=rollout, conversation=conversation), FACTS, MACHINE)
+        seat = seats(rl(rollout=rollout, conversation=conversation))[-1]
         assert seat.name == name
         assert named(seat) == {"processes": int(name.split()[0]) * CONVERSATION_PROCESS_BYTES}
     for conversation in (None, {"tools": "python"}):
-        *_, seat = seats_of(rl(rollout=rollout, conversation=conversation), FACTS, MACHINE)
-        assert "reward worker" in seat.name
+        assert "reward worker" in seats(rl(rollout=rollout, conversation=conversation))[-1].name
 
 
 def test_kept_conversations_are_counted_where_they_are_kept() -> None:
     """2 layers x 2 x 5 numbers x 4 bytes a token; 12 responses of 30 tokens."""
     rollout = {"prompts_per_step": 3, "group_size": 4, "max_prompt_tokens": 10, "max_response_tokens": 20}
     talk = {"tools": "calculator"}
-    (controller, *_) = seats_of(rl(rollout=rollout, conversation=talk), FACTS, MACHINE)
-    assert named(controller)["kept conversations"] == 12 * 30 * 2 * 2 * 5 * 4
-    large = {**rollout, "max_response_tokens": 1 << 21}
-    (controller, *_) = seats_of(rl(rollout=large, conversation=talk), FACTS, MACHINE)
-    assert named(controller)["kept conversations"] == 1 << 30
+    for longest, num_bytes in ((20, 12 * 30 * 2 * 2 * 5 * 4), (1 << 21, 1 << 30)):
+        config = rl(rollout={**rollout, "max_response_tokens": longest}, conversation=talk)
+        assert named(seats(config)[0])["kept conversations"] == num_bytes
     for other in ({}, {"conversation": talk, "cluster": {"rollout_workers": 1}}):
-        for seat in seats_of(rl(rollout=rollout, **other), FACTS, MACHINE):
-            assert "kept conversations" not in named(seat)
+        assert not any("kept conversations" in named(seat) for seat in seats(rl(rollout=rollout, **other)))
