@@ -80,12 +80,7 @@ def test_rewards(inputs: Inputs, run: str) -> None:
     assert found["rewards"] == [
         "math",
         {"name": "python:mine"},
-        {"name": "length", "options": {"maximum": 3}, "weight": 0.5}
-        | {
-            key: value
-            for key, value in found["rewards"][2].items()
-            if key in ("timeout_seconds", "label", "environment")
-        },
+        {"name": "length", "options": {"maximum": 3}, "weight": 0.5},
         {"name": "python:mine", "options": {}, "weight": 2.0, "label": "again"},
         {"name": "python:mine", "label": "third"},
         {"name": "python:lambda"},
@@ -190,19 +185,15 @@ def test_columns_of_one_name_are_not_merged() -> None:
     assert rows_text([{3: "a", "3": "b"}], "x") == '{"3": "a", "3": "b"}\n'  # which the reader refuses
 
 
-def test_domains_take_rows_and_functions(tmp_path: Path) -> None:
+def test_domains_take_rows_and_functions(inputs: Inputs) -> None:
     def short(response: str) -> float:
         return float(len(response) < 9)
 
-    inputs = Inputs(tmp_path / "inputs")
-    rows = [{"prompt": "1+1=", "answer": "2"}]
-    plain = inputs.plain({"domains": {"sums": {"train": rows, "eval": rows, "rewards": ["exact", short]}}})
-    assert plain["domains"] == {
-        "sums": {
-            "train": str(tmp_path / "inputs" / "sums-train.jsonl"),
-            "eval": str(tmp_path / "inputs" / "sums-eval.jsonl"),
-            "rewards": ["exact", {"name": "python:short"}],
-        }
+    plain = inputs.plain({"domains": {"sums": {"train": ROWS, "eval": ROWS, "rewards": ["exact", short]}}})
+    assert plain["domains"]["sums"] == {
+        "train": f"{inputs.folder}/sums-train.jsonl",
+        "eval": f"{inputs.folder}/sums-eval.jsonl",
+        "rewards": ["exact", {"name": "python:short"}],
     }
     assert set(inputs.rows) == {"sums-train.jsonl", "sums-eval.jsonl"}
-    assert inputs.functions == {"short": short} or set(inputs.functions.values()) == {short}
+    assert inputs.functions == {"python:short": short}

@@ -17,6 +17,7 @@ from burnish.cli import main
 from burnish.errors import DataError
 
 Changes = dict[str, Any]
+Part = Callable[..., FirstDifference | None]
 LINE: Changes = {
     "prompt_id": "p0",
     "sample_index": 0,
@@ -47,7 +48,7 @@ def write_run(folder: Path, *, steps: int = 3, line: Changes, row: Changes, conf
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> Callable[..., FirstDifference | None]:
+def part(tmp_path: Path) -> Part:
     """From what a run has otherwise to where it parts from the one written above."""
 
     def compare(line: Changes, row: Changes, **options: float) -> FirstDifference | None:
@@ -57,7 +58,7 @@ def part(tmp_path: Path) -> Callable[..., FirstDifference | None]:
     return compare
 
 
-def test_equal_runs_have_no_first_difference(part: Callable[..., FirstDifference | None]) -> None:
+def test_equal_runs_have_no_first_difference(part: Part) -> None:
     row = {"time/step_seconds": 9.0, "eval/accuracy": 0.5}  # the second of one run alone: nothing to compare
     assert part({"turn_seconds": [[9.0]]}, row) is None
 
@@ -77,13 +78,7 @@ def test_equal_runs_have_no_first_difference(part: Callable[..., FirstDifference
     ],
 )
 def test_the_first_quantity(
-    part: Callable[..., FirstDifference | None],
-    line: Changes,
-    row: Changes,
-    quantity: str,
-    changed: int,
-    compared: int,
-    largest: float | None,
+    part: Part, line: Changes, row: Changes, quantity: str, changed: int, compared: int, largest: float | None
 ) -> None:
     found = part(line, {"policy/grad_norm": 8.0, **row})
     assert found is not None
@@ -92,13 +87,13 @@ def test_the_first_quantity(
     assert found.later == (() if quantity == "gradient norm" else ("gradient norm",))
 
 
-def test_small_differences_may_be_accepted(part: Callable[..., FirstDifference | None]) -> None:
+def test_small_differences_may_be_accepted(part: Part) -> None:
     found = part({"rollout_logprobs": [-0.5, -0.251]}, {"policy/loss": 0.25}, tolerance=0.01)
     assert found is not None
     assert (found.quantity, found.example.place) == ("loss", "policy/loss")
 
 
-def test_no_token_is_nearly_another(part: Callable[..., FirstDifference | None]) -> None:
+def test_no_token_is_nearly_another(part: Part) -> None:
     found = part({"response_tokens": [7, 9]}, {}, tolerance=1.0)
     assert found is not None
     assert str(found) == (

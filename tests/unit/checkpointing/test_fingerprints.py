@@ -89,10 +89,8 @@ def test_without_its_weights_a_model_is_configuration_and_tokenizer(place: Path)
 def test_code_is_found_by_its_module_without_running_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "pack" / "inner.py").write_text("raise SystemExit('it was run')\nfrom . import table\n")
     monkeypatch.syspath_prepend(place)
-    config = rl(
-        place, rewards="pack.inner:score", algorithm={"estimator": "helper:mine"}, rollout={"engine": "deeper:E"}
-    )
-    found = names(config)
+    code = {"algorithm": {"estimator": "helper:mine"}, "rollout": {"engine": "deeper:E"}}
+    found = names(rl(place, rewards="pack.inner:score", **code))
     assert {"rewards.0 pack: inner.py", "rewards.0 pack: __init__.py", "rewards.0 pack: table.py"} <= found
     assert {"algorithm.estimator: helper.py", "algorithm.estimator: deeper.py", "rollout.engine: deeper.py"} <= found
 
@@ -108,13 +106,8 @@ def test_data_folders_reward_models_critics_and_templates_count(place: Path) -> 
         critic={"init": str(place / "model")},
         model={"path": str(place / "model"), "chat_template": str(place / "words.txt")},
     )
-    wanted = {
-        "data.train.0 part: 0.parquet",
-        "rewards.0: model.safetensors",
-        "critic.init: config.json",
-        "model.chat_template: words.txt",
-    }
-    assert wanted <= names(config)
+    of_data = {"data.train.0 part: 0.parquet", "rewards.0: model.safetensors"}
+    assert of_data | {"critic.init: config.json", "model.chat_template: words.txt"} <= names(config)
 
 
 def test_supervised_and_reward_model_runs_have_them_too(place: Path) -> None:
@@ -122,18 +115,6 @@ def test_supervised_and_reward_model_runs_have_them_too(place: Path) -> None:
     assert names(SftConfig.model_validate(data)) == {*MODEL, "data.train.0: train.jsonl"}
     rm = RmConfig.model_validate(data | {"normalization": {"kind": "bias", "prompts": str(place / "words.txt")}})
     assert names(rm) == {*MODEL, "data.train.0: train.jsonl", "normalization.prompts.0: words.txt"}
-
-
-def test_pipes_hub_names_and_odd_texts_are_passed_over(place: Path) -> None:
-    os.mkfifo(place / "pipe.jsonl")
-    config = rl(
-        place,
-        model={"path": "owner/model", "chat_template": "{% for m in messages %}\n{{ m }}{% endfor %}"},
-        data={"train": str(place / "pipe.jsonl")},
-        rewards=[{"name": "math", "options": {}}],
-    )
-    assert names(config) == set()
-    Fingerprints.of(config)
 
 
 def test_a_program_goes_on_while_its_files_are_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,15 +143,18 @@ def test_large_files_are_hashed_in_pieces(place: Path, monkeypatch: pytest.Monke
     }
 
 
-def test_texts_that_no_path_can_be_are_no_files(place: Path) -> None:
-    template = "{% for m in messages %}" + "{{ m['content'] }}" * 30 + "{% endfor %}"  # longer than any file's name
+def test_pipes_hub_names_and_texts_that_no_path_can_be_are_no_files(place: Path) -> None:
+    os.mkfifo(place / "pipe.jsonl")
+    template = "{% for m in messages %}\n" + "{{ m['content'] }}" * 30 + "{% endfor %}"  # longer than any file's name
     config = rl(
         place,
-        model={"path": str(place / "model"), "chat_template": template},
+        model={"path": "owner/model", "chat_template": template},
+        data={"train": str(place / "pipe.jsonl")},
         rewards=[{"name": "math", "options": {"pattern": "~5.0", "long": "x." * 200, "nul": "."}}],
         algorithm={"estimator": "~nobody-here/mine.py:mine"},
     )
-    assert names(config) == {*MODEL, "data.train.0: train.jsonl"}
+    assert names(config) == set()
+    Fingerprints.of(config)
 
 
 def test_a_folder_that_may_not_be_read_is_left_to_those_who_need_it(

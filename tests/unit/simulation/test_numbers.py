@@ -12,7 +12,7 @@ from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError, DataError
 from burnish.simulation.lengths import LogNormalLengths, RecordedLengths
 from burnish.simulation.numbers import read_numbers, simulation_settings
-from burnish.simulation.recorded import read_recording
+from burnish.simulation.recorded import Recording, read_recording
 from burnish.simulation.settings import Decoding, Failures, Phase
 
 RUN = "model: m\ndata: {train: t.jsonl}\nrewards: exact\nsteps: 4\nrollout: {prompts_per_step: 2, group_size: 3}\n"
@@ -37,7 +37,7 @@ def numbers(tmp_path: Path, text: str) -> dict[str, object]:
     return read_numbers(tmp_path / "numbers.yaml")
 
 
-def record(folder: Path, *, devices: int = 1) -> None:
+def recorded(folder: Path, *, devices: int = 1) -> Recording:
     """Six steps of three responses with prompts of 5 tokens; decoding takes 0.1 s a pass and 0.01 s a token."""
     (folder / "rollouts").mkdir(parents=True)
     (folder / "config.yaml").write_text(f"rollout: {{max_batch_rows: 2}}\ncluster: {{trainers: {devices}}}\n")
@@ -53,6 +53,7 @@ def record(folder: Path, *, devices: int = 1) -> None:
         row |= {"time/decode_seconds": decode, "time/prefill_seconds": 0.3, "step": step}
         rows.append(row | {"time/step_seconds": sum(named.values()) + 0.05})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_recording(folder)
 
 
 def test_a_file_of_numbers(tmp_path: Path) -> None:
@@ -104,8 +105,7 @@ def test_problems_of_a_file(tmp_path: Path, text: str, part: str) -> None:
 
 
 def test_a_recorded_run(tmp_path: Path) -> None:
-    record(tmp_path / "run")
-    recording = read_recording(tmp_path / "run")
+    recording = recorded(tmp_path / "run")
     assert [step.step for step in recording.steps] == [3, 4, 5, 6]  # two to warm up
     assert recording.steps[0].responses == ((5, 3), (5, 6), (5, 3))
     assert recording.responses_per_step == 3
@@ -115,8 +115,7 @@ def test_a_recorded_run(tmp_path: Path) -> None:
 
 
 def test_a_recorded_run_becomes_settings(tmp_path: Path) -> None:
-    record(tmp_path / "run")
-    found = simulation_settings(config(tmp_path), [read_recording(tmp_path / "run")])
+    found = simulation_settings(config(tmp_path), [recorded(tmp_path / "run")])
     assert found.decoding.base_seconds == pytest.approx(0.1)
     assert found.decoding.row_seconds == pytest.approx(0.01)
     assert found.lengths == RecordedLengths.of([3, 6, 3, 4, 8, 3, 5, 10, 3, 6, 12, 3])
@@ -127,28 +126,21 @@ def test_a_recorded_run_becomes_settings(tmp_path: Path) -> None:
 
 
 def test_two_recorded_runs_tell_what_does_not_divide(tmp_path: Path) -> None:
-    record(tmp_path / "one")
-    record(tmp_path / "two", devices=2)
-    recordings = [read_recording(tmp_path / name) for name in ("one", "two")]
+    recordings = [recorded(tmp_path / "one"), recorded(tmp_path / "two", devices=2)]
     assert simulation_settings(config(tmp_path), recordings).update == Phase(pytest.approx(2.0), 0.0)
 
 
 def test_typed_numbers_go_before_recorded_ones(tmp_path: Path) -> None:
-    record(tmp_path / "run")
     typed = numbers(tmp_path, "update: {fixed_seconds: 9}\ngroup_size: 5\n")
-    found = simulation_settings(config(tmp_path), [read_recording(tmp_path / "run")], typed)
-    assert (found.update, found.group_size, found.logprobs.divided_seconds) == (
-        Phase(9),
-        5,
-        pytest.approx(0.4 * 10 / 3),
-    )
+    found = simulation_settings(config(tmp_path), [recorded(tmp_path / "run")], typed)
+    assert (found.update, found.group_size) == (Phase(9), 5)
+    assert found.logprobs.divided_seconds == pytest.approx(0.4 * 10 / 3)
 
 
 def test_passes_are_counted_in_each_lane(tmp_path: Path) -> None:
     """Three responses in two lanes with two places each: two beside each other, and one alone."""
-    record(tmp_path / "run", devices=2)
-    first = read_recording(tmp_path / "run").steps[0]  # of 3, 6 and 3 tokens; lanes get the first and third, the second
-    assert first.decoded.iterations == 3 + 6
+    first = recorded(tmp_path / "run", devices=2).steps[0]
+    assert first.decoded.iterations == 3 + 6  # of 3, 6 and 3 tokens; lanes get the first and third, the second
 
 
 def test_without_numbers_the_missing_ones_are_named(tmp_path: Path) -> None:
@@ -159,7 +151,7 @@ def test_without_numbers_the_missing_ones_are_named(tmp_path: Path) -> None:
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no step with both metrics and rollouts"):
         read_recording(tmp_path)
-    record(tmp_path / "run")
+    recorded(tmp_path / "run")
     (tmp_path / "run" / "rollouts" / "step-000004.jsonl").write_text("{}\n")
     with pytest.raises(DataError, match="reading its metrics and rollouts"):
         read_recording(tmp_path / "run")

@@ -147,9 +147,8 @@ def test_streaming_begins_before_the_batch_is_complete() -> None:
     parts = play(replace(UNEVEN, stream=4), Layout(4, 2), 1).steps[0]
     assert parts.began < whole.began
     assert parts.ready == pytest.approx(whole.ready)  # the last part waits for the same response
-    assert parts.updated == pytest.approx(
-        max(parts.ready, parts.began + 3.0) + 1.0
-    )  # 4 parts of 4 seconds on 2 devices
+    ends = max(parts.ready, parts.began + 3.0) + 1.0  # 4 parts of 4 seconds on 2 devices
+    assert parts.updated == pytest.approx(ends)
     assert parts.staleness == whole.staleness
 
 
