@@ -16,7 +16,7 @@ from burnish.config.schema import RlConfig, RmConfig, RunConfig
 from burnish.planning.comparisons import plan_rm
 from burnish.planning.memory import bytes_in_words, estimate_memory, table_of
 from burnish.planning.model_facts import ModelFacts, count_parameters, facts_of, read_model_facts
-from burnish.planning.plan import Plan, Preview
+from burnish.planning.plan import Preview
 from burnish.planning.rl import num_evaluations, plan_rl, split_evenly
 from burnish.planning.texts import plan_sft
 
@@ -64,18 +64,19 @@ def test_remax_adds_a_greedy_response_for_each_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "roles"),
+    ("kind", "sections", "roles"),
     [
-        (plan_rl(rl(algorithm="dapo")), ["policy"]),
-        (plan_rl(rl(algorithm="grpo")), ["policy", "reference"]),
-        (plan_rl(rl(algorithm="ppo")), ["policy", "critic", "reference"]),
-        (plan_rl(rl(algorithm="dapo", rewards="model:runs/rm")), ["reward_model", "policy"]),
-        (plan_rm(rm()), ["reward_model"]),
-        (plan_rm(rm(normalization={"kind": "gain_bias"})), ["reward_model", "policy"]),
+        ("rl", {"algorithm": "dapo"}, "policy"),
+        ("rl", {"algorithm": "grpo"}, "policy, reference"),
+        ("rl", {"algorithm": "ppo"}, "policy, critic, reference"),
+        ("rl", {"algorithm": "dapo", "rewards": "model:runs/rm"}, "reward_model, policy"),
+        ("rm", {}, "reward_model"),
+        ("rm", {"normalization": {"kind": "gain_bias"}}, "reward_model, policy"),
     ],
 )
-def test_models_are_loaded_only_for_what_needs_them(plan: Plan, roles: list[str]) -> None:
-    assert [model.role for model in plan.models] == roles
+def test_models_are_loaded_only_for_what_needs_them(kind: str, sections: dict[str, Any], roles: str) -> None:
+    plan = plan_rl(rl(**sections)) if kind == "rl" else plan_rm(rm(**sections))
+    assert ", ".join(model.role for model in plan.models) == roles
 
 
 def test_vllm_samples_from_a_copy_elsewhere() -> None:

@@ -71,6 +71,18 @@ def planned(config: RlConfig, facts: ModelFacts | None = FACTS, *rewards: Reward
     return seated(plan_rl(config, facts=facts), config, facts, MACHINE, rewards)
 
 
+def refusal(config: RunConfig, machine: Machine, facts: ModelFacts | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        refuse_impossible(config, seats(config, machine), machine, facts)
+    return str(caught.value)
+
+
+def accepted(config: RunConfig, machine: Machine, facts: ModelFacts | None = None) -> list[str]:
+    """Warnings about what is not refused."""
+    refuse_impossible(config, seats(config, machine), machine, facts)
+    return list(seat_warnings(config, seats(config, machine), machine))
+
+
 def test_every_process_is_named_with_what_it_holds() -> None:
     found = seats(rl(**PPO, cluster={"trainers": 2, "rollout_workers": 1, "threads": 3}))
     trained = ("policy", "optimizer", "reference", "separate critic")
@@ -98,18 +110,6 @@ def test_under_torchrun_each_process_is_a_rank() -> None:
     assert [line.because for line in planned(config).lines if line.name == "ranks of torchrun"] == [
         "on one node: torchrun --nproc-per-node 3 -m burnish ..."
     ]
-
-
-def refusal(config: RunConfig, machine: Machine, facts: ModelFacts | None = None) -> str:
-    with pytest.raises(ConfigError) as caught:
-        refuse_impossible(config, seats(config, machine), machine, facts)
-    return str(caught.value)
-
-
-def accepted(config: RunConfig, machine: Machine, facts: ModelFacts | None = None) -> list[str]:
-    """Warnings about what is not refused."""
-    refuse_impossible(config, seats(config, machine), machine, facts)
-    return list(seat_warnings(config, seats(config, machine), machine))
 
 
 def test_processes_that_may_be_on_several_nodes_are_not_compared_with_this_machine() -> None:
@@ -235,17 +235,6 @@ def test_what_a_trainer_keeps_of_cut_weights() -> None:
 )
 def test_gradients_at_once(lanes: int, trainers: int, sharding: Any, held: float) -> None:
     assert gradients_at_once(lanes, trainers, sharding) == held
-
-
-def test_a_phase_needs_only_its_own_memory() -> None:
-    seat = seats(rl())[0]
-    sizes = named(seat)
-    always = PROCESS_BYTES + 12 * M
-    update = always + 4 * M + sizes["activations"] + sizes["log-probabilities"]
-    sampling = always + 4 * M + sizes["key/value cache"]
-    assert sizes["buffer of checkpoints"] == BLOCK_BYTES
-    assert seat.host_bytes == max(update, sampling, always + BLOCK_BYTES)
-    assert peak_bytes(seat.host, certain=True) == always + 4 * M  # texts may be short
 
 
 def test_a_decoder_lays_out_only_the_head_of_weights_in_few_bits() -> None:
