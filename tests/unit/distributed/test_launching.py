@@ -21,7 +21,7 @@ from rich.console import Console
 import burnish
 from burnish.config.loading import load_run_data
 from burnish.config.schema_cluster import ClusterConfig
-from burnish.distributed import peers
+from burnish.distributed import peers, server
 from burnish.distributed.launching import Crew, LocalLauncher, ThisMachine, start_all
 from burnish.distributed.peers import ProcessSpec, RoleLostError
 from burnish.errors import ConfigError
@@ -44,6 +44,14 @@ def test_every_wait_for_ray_has_a_deadline() -> None:
     waits = re.findall(r"ray\.(?:get|wait)\(.*", text)
     assert len(waits) > 5
     assert all("timeout=" in wait for wait in waits)
+
+
+def test_every_wait_of_this_room_has_a_deadline() -> None:
+    """Only a server waits for its next request as long as it takes, while it watches its parent."""
+    folder = Path(server.__file__).parent
+    for file in folder.glob("*.py"):
+        if file.name not in ("server.py", "channel.py"):
+            assert "seconds=None" not in file.read_text()
 
 
 def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,10 +73,9 @@ def test_beats_arrive_until_the_reader_is_gone(monkeypatch: pytest.MonkeyPatch) 
 def test_connections_above_a_thousand_descriptors(beyond_a_thousand: None) -> None:
     """Beats, and the wait of a rank for its controller."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    other = RankStore(TorchrunRank(1, 2, 0, 1, 0, "localhost", 1, True, 0), store)
+    first, other = (RankStore(TorchrunRank(rank, 2, 0, 1, 0, "localhost", 1, True, 0), store) for rank in (0, 1))
     with ThreadPoolExecutor(2) as threads:
         waiting = threads.submit(other.await_call)
-        first = RankStore(TorchrunRank(0, 2, 0, 1, 0, "localhost", 1, True, 0), store)
         lines = connect(first.call(TOKEN)[1]["address"], TOKEN, seconds=10)
         theirs = waiting.result(timeout=10)
         assert theirs.beats.fileno() > 1_023

@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
+from stand_in_roles import broken, roles, slow
 from watching import runs, wait_for
 
 from burnish.distributed import fork_server as fork_server_module
-from burnish.distributed import handles, peers, processes, server
+from burnish.distributed import peers, processes, server
 from burnish.distributed.channel import pickled
 from burnish.distributed.fork_server import ForkServer
 from burnish.distributed.handles import RemotePolicy, TeamRole
@@ -29,110 +29,7 @@ from burnish.distributed.pulse import Pulse
 from burnish.errors import BurnishError, DivergenceError, RolloutError
 from burnish.types import Metric, Reduction
 
-ROLES = """
-import contextlib, os, pathlib, signal, time
-import torch
-from burnish.errors import DivergenceError, ModelError
-from burnish.models.weights import Weights
-
-
-class Odd(Exception):
-    def __init__(self, one, two):
-        super().__init__(one)
-
-
-class Role:
-    version = 3
-
-    def __init__(self):
-        self.taken = {}
-
-    def echo(self, value, *, twice=False):
-        return (value, value) if twice else value
-
-    def raises(self, what):
-        if what == "divergence":
-            raise DivergenceError("loss is nan", remedy="lower it")
-        if what == "odd":
-            raise Odd("one", "two")
-        raise EOFError
-
-    def sleeps(self):
-        time.sleep(60)
-
-    def trains(self, micro_batches):
-        layer = torch.nn.Linear(1, 1)
-        for _ in range(micro_batches):
-            layer(torch.ones(1))
-            time.sleep(0.1)
-
-    def trains_or_waits(self):
-        if os.environ["WORKS"] == "yes":
-            self.trains(40)
-        else:
-            time.sleep(3)
-
-    def diverges_late(self):
-        time.sleep(float(os.environ["DELAY"]))
-        raise DivergenceError(f"loss is nan after {os.environ['DELAY']}", remedy="lower it")
-
-    def dies(self):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def unpicklable(self):
-        return lambda: None
-
-    def threads(self):
-        return torch.get_num_threads()
-
-    def publish(self):
-        tensors = [("a", torch.arange(6.0)), ("b", torch.ones(2, 2, dtype=torch.bfloat16))]
-        return Weights(self.version, lambda: iter(tensors))
-
-    def sync(self, weights):
-        if weights.version == 13:
-            raise ModelError("no such tensor")
-        if weights.version != 12:  # an engine need not read them
-            self.taken = dict(weights.tensors())
-        self.version = weights.version
-
-    def read(self):
-        return self.taken
-
-    def generate_until(self, what, *, stopped, on_finished):
-        tokens = 0
-        while what == "until it is stopped" and not stopped():
-            on_finished([])
-            time.sleep(0.01)
-            tokens += 1
-        return [what], [tokens]
-
-    def take_metrics(self):
-        return {}
-
-
-@contextlib.contextmanager
-def roles(left):
-    yield {"policy": Role(), "engine": Role()}
-    pathlib.Path(left).write_text("left")
-
-
-@contextlib.contextmanager
-def broken():
-    raise ModelError("there is no model")
-    yield {}
-
-
-@contextlib.contextmanager
-def slow():
-    time.sleep(60)
-    yield {}
-"""
-
-
-@pytest.fixture(scope="module")
-def module(make_module: Callable[[str, str], Any]) -> Any:
-    return make_module("roles_of_test", ROLES)
+pytestmark = pytest.mark.slow
 
 
 def adopts_orphans() -> bool:
@@ -144,7 +41,7 @@ def adopts_orphans() -> bool:
 Start = Callable[..., RoleProcess]
 
 
-def started(name: str, build: Any, *arguments: object, **settings: Any) -> RoleProcess:
+def started(name: str, build: Any = roles, *arguments: object, **settings: Any) -> RoleProcess:
     return RoleProcess(ProcessSpec(name, build, arguments), **settings)
 
 
@@ -154,8 +51,8 @@ def start(fork_server: ForkServer) -> Start:
 
 
 @pytest.fixture(scope="module")
-def shared(start: Start, module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleProcess]:
-    with start("shared", module.roles, tmp_path_factory.mktemp("left") / "left") as process:
+def shared(start: Start) -> Iterator[RoleProcess]:
+    with start("shared") as process:
         yield process
 
 
@@ -164,7 +61,6 @@ def policy(shared: RoleProcess) -> ProcessRole:
     return shared.role("policy", seconds=30)
 
 
-@pytest.mark.slow
 def test_values_go_there_and_back(policy: ProcessRole) -> None:
     metric = Metric(Reduction.MEAN, 1.5, 3)
     assert policy.ask("echo", {"a": (1, metric)}, twice=True) == ({"a": (1, metric)},) * 2
@@ -172,7 +68,6 @@ def test_values_go_there_and_back(policy: ProcessRole) -> None:
     assert policy.ask("threads") == torch.get_num_threads()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -194,7 +89,6 @@ def test_tensors_arrive_bit_for_bit_and_without_gradient(policy: ProcessRole, te
     assert found.untyped_storage().nbytes() == tensor.nbytes  # of a view its own numbers alone
 
 
-@pytest.mark.slow
 def test_errors_keep_their_type_and_bring_their_traceback(policy: ProcessRole) -> None:
     with pytest.raises(DivergenceError, match="loss is nan\n  -> lower it") as caught:
         policy.ask("raises", "divergence")
@@ -204,7 +98,6 @@ def test_errors_keep_their_type_and_bring_their_traceback(policy: ProcessRole) -
     assert 'raise DivergenceError("loss is nan"' in str(caught.value.__cause__)
 
 
-@pytest.mark.slow
 def test_errors_that_cannot_be_made_again_are_told(policy: ProcessRole) -> None:
     with pytest.raises(RuntimeError, match="Odd: one"):
         policy.ask("raises", "odd")
@@ -215,14 +108,12 @@ def test_errors_that_cannot_be_made_again_are_told(policy: ProcessRole) -> None:
     assert policy.ask("echo", 1) == 1
 
 
-@pytest.mark.slow
 def test_what_cannot_be_sent_is_refused_and_the_process_goes_on(policy: ProcessRole) -> None:
     with pytest.raises(BurnishError, match=r"policy.echo: cannot be sent to process 'shared'.*\n.*package.module:name"):
         policy.ask("echo", lambda: None)
     assert policy.ask("echo", 2) == 2
 
 
-@pytest.mark.slow
 def test_a_role_that_is_not_there(shared: RoleProcess) -> None:
     with pytest.raises(ValueError, match="has no role 'critic', only policy, engine"):
         shared.role("critic", seconds=1)
@@ -233,7 +124,6 @@ def sync(engine: ProcessRole, version: int, tensors: Iterable[tuple[str, torch.T
     engine.process.ask(message, what="engine.sync", seconds=30, giving=server.buckets(tensors))
 
 
-@pytest.mark.slow
 def test_weights_go_from_one_role_to_another(shared: RoleProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BUCKET_BYTES", 1)
     policy, engine = RemotePolicy(shared.role("policy", seconds=30)), shared.role("engine", seconds=30)
@@ -252,21 +142,19 @@ def test_weights_go_from_one_role_to_another(shared: RoleProcess, monkeypatch: p
     assert engine.ask("version") == 12
 
 
-@pytest.mark.slow
 def test_weights_of_a_version_that_is_gone_are_refused(shared: RoleProcess) -> None:
     with pytest.raises(RolloutError, match=r"version 2 of the weights of 'policy' .* at version 3 now"):
         shared.role("policy", seconds=30).read(2)
 
 
-@pytest.mark.slow
-def test_whoever_fails_while_tensors_are_given_ends_the_process(start: Start, module: Any, tmp_path: Path) -> None:
+def test_whoever_fails_while_tensors_are_given_ends_the_process(start: Start) -> None:
     """It waits for tensors that do not come: no answer would belong to the next request."""
 
     def lost() -> Iterator[tuple[str, torch.Tensor]]:
         yield "a", torch.zeros(2)
         raise RolloutError("the policy is gone")
 
-    with start("sampler", module.roles, tmp_path / "left") as process:
+    with start("sampler") as process:
         engine = process.role("engine", seconds=30)
         with pytest.raises(RolloutError, match="the policy is gone"):
             sync(engine, 1, lost())
@@ -274,9 +162,8 @@ def test_whoever_fails_while_tensors_are_given_ends_the_process(start: Start, mo
             engine.ask("version")
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_is_an_error_now_and_later(start: Start, module: Any, tmp_path: Path) -> None:
-    with start("trainer", module.roles, tmp_path / "left") as process:
+def test_a_process_that_dies_is_an_error_now_and_later(start: Start) -> None:
+    with start("trainer") as process:
         role = process.role("policy", seconds=60)
         with pytest.raises(RoleLostError, match=r"policy.dies: process 'trainer' ended .*SIGKILL"):
             role.ask("dies")
@@ -284,10 +171,9 @@ def test_a_process_that_dies_is_an_error_now_and_later(start: Start, module: Any
             role.ask("version")
 
 
-@pytest.mark.slow
-def test_whoever_waits_for_one_that_another_thread_ends_is_told(start: Start, module: Any, tmp_path: Path) -> None:
+def test_whoever_waits_for_one_that_another_thread_ends_is_told(start: Start) -> None:
     """Its descriptors are closed by the one who waits at them: the system may give their numbers to others."""
-    process = start("one", module.roles, tmp_path / "left")
+    process = start("one")
     with ThreadPoolExecutor(1) as waiting:
         asked = waiting.submit(process.role("policy", seconds=30).ask, "sleeps")
         wait_for(lambda: "sleeps" in process.standing)
@@ -296,55 +182,45 @@ def test_whoever_waits_for_one_that_another_thread_ends_is_told(start: Start, mo
     assert (process.fileno(), process._pulse.descriptor) == (-1, -1)
 
 
-@pytest.mark.slow
 def test_a_process_that_does_not_answer_is_killed_and_says_where_it_was(
-    start: Start, module: Any, tmp_path: Path, gone: Callable[..., bool]
+    start: Start, tmp_path: Path, gone: Callable[..., bool]
 ) -> None:
-    with start("rollout worker 3", module.roles, tmp_path / "left", stacks=tmp_path) as process:
+    with start("rollout worker 3", stacks=tmp_path) as process:
         with pytest.raises(RoleLostError, match=r"policy.sleeps: .* did not answer within 0.2 seconds and was killed"):
             process.role("policy", seconds=0.2).ask("sleeps")
         assert gone(process.pid)
         assert "in sleeps" in (tmp_path / "rollout-worker-3.txt").read_text()
 
 
-@pytest.mark.slow
-def test_a_process_that_runs_models_is_at_work_however_long_it_takes(start: Start, module: Any, tmp_path: Path) -> None:
-    with start("trainer", module.roles, tmp_path / "left") as process:
+def test_a_process_that_runs_models_is_at_work_however_long_it_takes(start: Start) -> None:
+    with start("trainer") as process:
         process.role("policy", seconds=1.0).ask("trains", 40)
 
 
-@pytest.mark.slow
-def test_one_that_waits_for_another_need_not_work(start: Start, module: Any, tmp_path: Path) -> None:
+def test_one_that_waits_for_another_need_not_work(start: Start) -> None:
     with (
-        start("trainer 0", module.roles, tmp_path / "left", environment={"WORKS": "no"}) as first,
-        start("trainer 1", module.roles, tmp_path / "left", environment={"WORKS": "yes"}) as second,
+        start("trainer 0", environment={"WORKS": "no"}) as first,
+        start("trainer 1", environment={"WORKS": "yes"}) as second,
     ):
         TeamRole(first, "policy", 1.0, (second,)).ask("trains_or_waits")
 
 
-@pytest.mark.slow
-def test_a_process_that_is_stopped_does_not_hang_a_large_request(start: Start, module: Any, tmp_path: Path) -> None:
+def test_a_process_that_is_stopped_does_not_hang_a_large_request(start: Start) -> None:
     """It reads nothing, so that sending must have its deadline too."""
-    with start("trainer", module.roles, tmp_path / "left") as process:
+    with start("trainer") as process:
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(RoleLostError, match=r"did not read within 0.5 seconds"):
             process.role("policy", seconds=0.5).ask("echo", torch.zeros(10_000_000))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("has_beaten", [True, False])
 def test_a_process_that_is_stopped_gives_no_sign_of_life(
-    start: Start,
-    module: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    gone: Callable[..., bool],
-    has_beaten: bool,
+    start: Start, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool], has_beaten: bool
 ) -> None:
     monkeypatch.setattr(peers, "SILENT_SECONDS", 2.0)
     if not has_beaten:
         monkeypatch.setattr(Pulse, "read", lambda self: (0, 0))
-    with start("trainer", module.roles, tmp_path / "left") as process:
+    with start("trainer") as process:
         stop = threading.Timer(1.0 if has_beaten else 0.0, os.kill, (process.pid, signal.SIGSTOP))
         stop.start()
         with pytest.raises(RoleLostError, match=r"policy.sleeps: .* has given no sign of life for 2 seconds and was"):
@@ -353,13 +229,12 @@ def test_a_process_that_is_stopped_gives_no_sign_of_life(
         assert gone(process.pid)
 
 
-@pytest.mark.slow
 def test_a_process_that_is_stopped_before_it_can_beat_is_noticed(
-    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
+    monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
 ) -> None:
     """While it still imports. One that takes its time is left alone: the others of this file take longer."""
     begun: list[int] = []
-    seat, start = ProcessSpec("trainer", module.roles, (tmp_path / "left",)), processes.start_interpreter
+    seat, start = ProcessSpec("trainer", roles, ()), processes.start_interpreter
 
     def stopped(*arguments: Any, **named: Any) -> Any:
         process = start(*arguments, **named)
@@ -382,15 +257,11 @@ def test_a_process_that_is_stopped_before_it_can_beat_is_noticed(
     assert all(gone(pid) for pid in begun)
 
 
-@pytest.mark.slow
 def test_one_that_dies_ends_those_that_worked_with_it(
-    start: Start, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
+    start: Start, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
 ) -> None:
     monkeypatch.setattr(peers, "GRACE_SECONDS", 0.5)
-    with (
-        start("trainer 0", module.roles, tmp_path / "left") as first,
-        start("trainer 1", module.roles, tmp_path / "left") as second,
-    ):
+    with start("trainer 0") as first, start("trainer 1") as second:
         kill = threading.Timer(0.5, os.kill, (second.pid, signal.SIGKILL))
         kill.start()
         with pytest.raises(
@@ -402,14 +273,13 @@ def test_one_that_dies_ends_those_that_worked_with_it(
         assert gone(first.pid)
 
 
-@pytest.mark.slow
 def test_one_that_answers_soon_after_another_is_waited_for_however_long_both_took(
-    start: Start, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "GRACE_SECONDS", 4.0)
     with (
-        start("trainer 0", module.roles, tmp_path / "left", environment={"DELAY": "5"}) as first,
-        start("trainer 1", module.roles, tmp_path / "left", environment={"DELAY": "5.2"}) as second,
+        start("trainer 0", environment={"DELAY": "5"}) as first,
+        start("trainer 1", environment={"DELAY": "5.2"}) as second,
     ):
         team = TeamRole(first, "policy", 60, (second,), cuts_weights=True)
         with pytest.raises(DivergenceError, match="loss is nan after 5"):
@@ -417,42 +287,6 @@ def test_one_that_answers_soon_after_another_is_waited_for_however_long_both_too
         assert team.ask("echo", 1) == 1  # so that the run can still be saved
 
 
-class Slices:
-    """A process of a team whose weights are cut: `share` and what the others give may fail."""
-
-    def __init__(self, name: str, fate: Callable[[], object]) -> None:
-        self.name = name
-        self.fate = fate
-        self.killed = threading.Event()
-
-    def share(self, *arguments: object, **named: object) -> object:
-        return self.fate()
-
-    def kill(self) -> None:
-        self.killed.set()
-
-
-def test_one_that_is_lost_while_weights_are_read_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first process only sees its connection end."""
-    lost = RoleLostError("weights of policy: process 'trainer 1' ended", remedy="", process="trainer 1")
-
-    def closed() -> object:
-        raise RuntimeError("connection closed by peer")
-
-    def waits() -> object:
-        assert first.killed.wait(60.0)  # or it would wait for the others
-        raise RoleLostError("policy.share: process 'trainer 0' has been ended", remedy="", process="trainer 0")
-
-    monkeypatch.setattr(handles, "ask_all", Mock(side_effect=lost))
-    for fate in (closed, waits):
-        first = Slices("trainer 0", fate)
-        others: Any = (first, Slices("trainer 1", closed))
-        with pytest.raises(RoleLostError) as raised:
-            TeamRole(others[0], "policy", 60, others[1:], cuts_weights=True).share(3)
-        assert raised.value is lost
-
-
-@pytest.mark.slow
 def test_weights_go_from_process_to_process_through_memory(policy: ProcessRole, shared: RoleProcess) -> None:
     weights = policy.share(3)
     engine = shared.role("engine", seconds=30)
@@ -471,14 +305,10 @@ def test_weights_go_from_process_to_process_through_memory(policy: ProcessRole, 
     weights.close()
 
 
-@pytest.mark.slow
-def test_one_that_is_gone_before_a_request_leaves_no_answer_behind(start: Start, module: Any, tmp_path: Path) -> None:
+def test_one_that_is_gone_before_a_request_leaves_no_answer_behind(start: Start) -> None:
     """The first of two is asked, the second cannot be: the first one's answer must not pass for that of another
     request."""
-    with (
-        start("trainer 0", module.roles, tmp_path / "left") as first,
-        start("trainer 1", module.roles, tmp_path / "left") as second,
-    ):
+    with start("trainer 0") as first, start("trainer 1") as second:
         os.kill(second.pid, signal.SIGKILL)
         wait_for(lambda: not runs(second.pid))
         team = TeamRole(first, "policy", 30, (second,))
@@ -488,32 +318,27 @@ def test_one_that_is_gone_before_a_request_leaves_no_answer_behind(start: Start,
             team.ask_one("echo", "two")
 
 
-@pytest.mark.slow
-def test_a_start_that_fails_or_takes_too_long(start: Start, module: Any) -> None:
+def test_a_start_that_fails_or_takes_too_long(start: Start) -> None:
     with pytest.raises(BurnishError, match="there is no model"):
-        start("trainer", module.broken)
+        start("trainer", broken)
     with pytest.raises(RoleLostError, match="start: process 'trainer' did not answer within 1 seconds"):
-        start("trainer", module.slow, seconds=1)
+        start("trainer", slow, seconds=1)
 
 
-@pytest.mark.slow
 def test_requests_of_two_threads_take_turns(policy: ProcessRole) -> None:
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda number: policy.ask("echo", number), range(200)))
     assert answers == list(range(200))
 
 
-@pytest.mark.slow
-def test_forks_of_a_server_have_their_own_variables_and_need_it_no_more(
-    module: Any, tmp_path: Path, gone: Callable[..., bool]
-) -> None:
+def test_forks_of_a_server_have_their_own_variables_and_need_it_no_more(gone: Callable[..., bool]) -> None:
     with ForkServer() as fork_server:
         start = partial(started, fork_server=fork_server)
-        first = start("first", module.roles, tmp_path / "left", environment={"DELAY": "0.1"})
+        first = start("first", environment={"DELAY": "0.1"})
         interpreter = fork_server._process
         assert interpreter is not None
         interpreter.end()
-        second = start("second", module.roles, tmp_path / "left")  # by another one
+        second = start("second")  # by another one
     assert gone(interpreter.pid)
     with first, second:
         with pytest.raises(DivergenceError, match=r"loss is nan after 0.1"):
@@ -523,9 +348,8 @@ def test_forks_of_a_server_have_their_own_variables_and_need_it_no_more(
     assert not adopts_orphans()
 
 
-@pytest.mark.slow
-def test_it_says_what_it_has_been_asked_for(start: Start, module: Any, tmp_path: Path) -> None:
-    with start("trainer", module.roles, tmp_path / "left") as process:
+def test_it_says_what_it_has_been_asked_for(start: Start) -> None:
+    with start("trainer") as process:
         assert process.standing == "idle"
         request = pickled(("call", "policy", "version", (), {}))
         process.post(request, what="policy.version", seconds=30)
@@ -538,26 +362,14 @@ def test_it_says_what_it_has_been_asked_for(start: Start, module: Any, tmp_path:
     assert process.standing == "lost"
 
 
-@pytest.mark.slow
-def test_closing_leaves_the_roles_and_ends_the_process(
-    start: Start, module: Any, tmp_path: Path, gone: Callable[..., bool]
-) -> None:
-    process = start("trainer", module.roles, tmp_path / "left")
+def test_closing_leaves_the_roles_and_ends_the_process(start: Start, tmp_path: Path, gone: Callable[..., bool]) -> None:
+    process = start("trainer", roles, tmp_path / "left")
     process.close()
     process.close()
     assert (tmp_path / "left").read_text() == "left"
     assert gone(process.pid)
 
 
-def test_every_wait_of_this_room_has_a_deadline() -> None:
-    """Only a server waits for its next request as long as it takes, while it watches its parent."""
-    folder = Path(server.__file__).parent
-    for file in folder.glob("*.py"):
-        if file.name not in ("server.py", "channel.py"):
-            assert "seconds=None" not in file.read_text()
-
-
-@pytest.mark.slow
 def test_a_request_that_can_be_stopped_is_stopped_at_any_time(policy: ProcessRole) -> None:
     """Before it is made, while it is worked on, and after its end, when nobody is there to be stopped."""
     with Stop() as stop:
@@ -571,7 +383,6 @@ def test_a_request_that_can_be_stopped_is_stopped_at_any_time(policy: ProcessRol
     stop.call()
 
 
-@pytest.mark.slow
 def test_a_stop_that_comes_too_late_stops_nothing_else(policy: ProcessRole) -> None:
     """The process has answered already, and reads it before the next request."""
     for _ in range(20):

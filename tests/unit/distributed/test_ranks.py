@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from stand_in_roles import broken, roles
 from watching import wait_for
 
 from burnish import __version__
@@ -30,46 +31,10 @@ from burnish.distributed.rank_server import RankChannel, live_with
 from burnish.distributed.rank_store import RankReply, RankStore
 from burnish.distributed.ranks import RankLauncher, RankPeer, refuse_other_versions, refuse_other_words
 from burnish.distributed.server import MemoryGate, serve
-from burnish.errors import BurnishError, ConfigError, DivergenceError
-from burnish.models.weights import Weights
+from burnish.errors import BurnishError, ConfigError, DivergenceError, ModelError
 
 TOKEN = bytes(range(32))
 SECONDS = 60.0
-
-
-class Role:
-    version = 3
-
-    def echo(self, value: object) -> object:
-        return value
-
-    def fails(self) -> None:
-        raise DivergenceError("loss is nan", remedy="lower it")
-
-    def waits(self) -> None:
-        time.sleep(600)
-
-    def publish(self) -> Weights:
-        tensors = [("a", torch.arange(6.0)), ("b", torch.ones(2, 2, dtype=torch.bfloat16))]
-        return Weights(self.version, lambda: iter(tensors))
-
-    def sync(self, weights: Weights) -> None:
-        self.taken = {name: tensor.clone() for name, tensor in weights.tensors()}
-        self.version = weights.version
-
-    def read(self) -> dict[str, torch.Tensor]:
-        return self.taken
-
-
-@contextlib.contextmanager
-def roles() -> Iterator[dict[str, object]]:
-    yield {"policy": Role(), "engine": Role()}
-
-
-@contextlib.contextmanager
-def broken() -> Iterator[dict[str, object]]:
-    raise DivergenceError("cannot be built", remedy="repair it")
-    yield {}
 
 
 def here(rank: int, *, size: int = 2, node: int = 0) -> TorchrunRank:
@@ -104,8 +69,11 @@ class Rank:
                 stream.shutdown(2)
 
 
+Met = tuple[RankPeer, Rank]
+
+
 @pytest.fixture(params=["near", "far"])
-def met(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[RankPeer, Rank]:
+def met(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Met]:
     """The controller's side and the other side, on one machine or as if on two."""
     monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
     store = dist.HashStore()  # type: ignore[attr-defined]
@@ -113,7 +81,9 @@ def met(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tupl
     answers = RankStore(here(0), store).call(TOKEN)
     peer = RankPeer(1, answers[1], TOKEN)
     assert peer.near == (request.param == "near")
-    return peer, rank
+    yield peer, rank
+    peer.kill()
+    rank.beating.join(SECONDS)
 
 
 def seated(peer: RankPeer, folder: Path, build: Callable[..., Any] = roles) -> RankPeer:
@@ -122,7 +92,13 @@ def seated(peer: RankPeer, folder: Path, build: Callable[..., Any] = roles) -> R
     return peer
 
 
-def test_a_rank_answers_until_it_is_dismissed(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
+@pytest.fixture
+def trainer(met: Met, tmp_path: Path) -> Met:
+    seated(met[0], tmp_path)
+    return met
+
+
+def test_a_rank_answers_until_it_is_dismissed(met: Met, tmp_path: Path) -> None:
     peer, rank = met
     assert peer.problems(expected_here((), folder=None)) == []
     lacking = expected_here(("nowhere.py:loss",), folder=None)
@@ -130,7 +106,7 @@ def test_a_rank_answers_until_it_is_dismissed(met: tuple[RankPeer, Rank], tmp_pa
     policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
     assert policy.ask("echo", {"a": (1, "b")}) == {"a": (1, "b")}
     with pytest.raises(DivergenceError, match="loss is nan"):
-        policy.ask("fails")
+        policy.ask("raises", "divergence")
     assert not peer.is_lost
     peer.close()
     rank.thread.join(SECONDS)
@@ -139,21 +115,19 @@ def test_a_rank_answers_until_it_is_dismissed(met: tuple[RankPeer, Rank], tmp_pa
     assert not peer.is_lost  # it was meant to end
 
 
-def test_weights_come_and_go(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
-    peer, _ = met
-    seated(peer, tmp_path)
+def test_weights_come_and_go(trainer: Met) -> None:
+    peer, _ = trainer
     policy, engine = peer.role("policy", seconds=SECONDS), peer.role("engine", seconds=SECONDS)
     shared = policy.share(3)
     assert shared.layout.version == 3
     engine.load(shared)
     assert engine.ask("read")["a"].tolist() == [0, 1, 2, 3, 4, 5]
     assert engine.ask("read")["b"].dtype == torch.bfloat16
-    peer.close()
 
 
-def test_roles_that_cannot_be_built_are_an_answer(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
+def test_roles_that_cannot_be_built_are_an_answer(met: Met, tmp_path: Path) -> None:
     peer, rank = met
-    with pytest.raises(DivergenceError, match="cannot be built"):
+    with pytest.raises(ModelError, match="there is no model"):
         seated(peer, tmp_path, broken)
     assert not peer.is_lost
     assert rank.thread.is_alive()
@@ -162,9 +136,9 @@ def test_roles_that_cannot_be_built_are_an_answer(met: tuple[RankPeer, Rank], tm
     assert rank.ended == [True]
 
 
-def test_a_lost_rank_is_named_with_its_role(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
-    peer, rank = met
-    policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
+def test_a_lost_rank_is_named_with_its_role(trainer: Met) -> None:
+    peer, rank = trainer
+    policy = peer.role("policy", seconds=SECONDS)
     rank.hang_up()
     wait_for(lambda: peer.is_lost)
     assert "the run ends: rank 1 (trainer 1) on" in str(peer.loss())
@@ -172,9 +146,9 @@ def test_a_lost_rank_is_named_with_its_role(met: tuple[RankPeer, Rank], tmp_path
         policy.ask("echo", 1)
 
 
-def test_others_say_who_was_lost_first(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
-    peer, rank = met
-    policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
+def test_others_say_who_was_lost_first(trainer: Met) -> None:
+    peer, rank = trainer
+    policy = peer.role("policy", seconds=SECONDS)
     peer.abandon(peer.title)
     with pytest.raises(RoleLostError, match=r"was ended, because rank 1 \(trainer 1\) on .* is lost"):
         policy.ask("echo", 1)
@@ -184,13 +158,11 @@ def test_others_say_who_was_lost_first(met: tuple[RankPeer, Rank], tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_one_that_stalls_says_where(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
-    peer, _ = met
-    seated(peer, tmp_path)
+def test_one_that_stalls_says_where(trainer: Met, tmp_path: Path) -> None:
     with pytest.raises(RoleLostError, match=r"rank 1 \(trainer 1\) did not answer within 0.5 seconds and was killed"):
-        peer.role("policy", seconds=0.5).ask("waits")
+        trainer[0].role("policy", seconds=0.5).ask("sleeps")
     file = tmp_path / "trainer-1.txt"
-    wait_for(lambda: file.exists() and "in waits" in file.read_text())
+    wait_for(lambda: file.exists() and "in sleeps" in file.read_text())
 
 
 def test_a_call_of_before_a_restart_is_not_the_last() -> None:
@@ -221,13 +193,12 @@ def test_there_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
         RankStore.joined(here(1))
 
 
-def test_nobody_else_may_connect(met: tuple[RankPeer, Rank]) -> None:
+def test_nobody_else_may_connect(met: Met) -> None:
     """Whoever waits lets in who knows the secret, and only once."""
     peer, _ = met
     peer.problems(expected_here((), folder=None))  # it has been let in
     with pytest.raises(OSError, match="refused"):
         connect(peer.address, bytes(32), seconds=5)
-    peer.close()
 
 
 def test_other_versions_are_refused_by_rank() -> None:
@@ -272,9 +243,8 @@ def watched(peer: RankPeer, loop: Callable[[ranks._LossWatch], object]) -> None:
         loop(watch)
 
 
-def test_the_loop_is_told_wherever_it_is(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
-    peer, rank = met
-    seated(peer, tmp_path)
+def test_the_loop_is_told_wherever_it_is(trainer: Met) -> None:
+    peer, rank = trainer
 
     def asks_nobody(watch: ranks._LossWatch) -> None:
         rank.hang_up()
@@ -287,9 +257,8 @@ def test_the_loop_is_told_wherever_it_is(met: tuple[RankPeer, Rank], tmp_path: P
         watched(peer, lambda watch: None)  # handlers are back as they were; a loop that stops in peace has not noticed
 
 
-def test_a_loop_that_has_noticed_by_itself_may_save_in_peace(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
-    peer, rank = met
-    seated(peer, tmp_path)
+def test_a_loop_that_has_noticed_by_itself_may_save_in_peace(trainer: Met) -> None:
+    peer, rank = trainer
     noticed = RoleLostError("policy.update: rank 1 has ended", remedy="", process="trainer 1")
 
     def saves(watch: ranks._LossWatch) -> None:
@@ -317,12 +286,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_torchruns_sigterm_does_not_end_a_run_before_it_has_named_the_lost_rank(
-    met: tuple[RankPeer, Rank], tmp_path: Path, told: list[int]
-) -> None:
+def test_torchruns_sigterm_does_not_end_a_run_before_it_has_named_the_lost_rank(trainer: Met, told: list[int]) -> None:
     """torchrun sends one to all ranks, at a time of its own: here while the loop is being left, and after that."""
-    peer, rank = met
-    seated(peer, tmp_path)
     lost = RoleLostError("policy.update: rank 1 has ended", remedy="", process="trainer 1")
 
     def is_left(watch: ranks._LossWatch, *, signals: int) -> None:
@@ -335,34 +300,25 @@ def test_torchruns_sigterm_does_not_end_a_run_before_it_has_named_the_lost_rank(
     for inside in (0, 1, 2):  # only the first one has no effect, inside or outside
         told.clear()
         with pytest.raises(RoleLostError):
-            watched(peer, partial(is_left, signals=inside))
+            watched(trainer[0], partial(is_left, signals=inside))
         assert len(told) == max(0, inside - 1)
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert len(told) == inside + 1
-    peer.kill()
-    rank.beating.join(SECONDS)
 
 
-def test_a_sigterm_without_a_loss_is_for_whoever_handled_it(
-    met: tuple[RankPeer, Rank], tmp_path: Path, told: list[int]
-) -> None:
-    peer, rank = met
-    seated(peer, tmp_path)
+def test_a_sigterm_without_a_loss_is_for_whoever_handled_it(trainer: Met, told: list[int]) -> None:
+    peer, _ = trainer
     watched(peer, lambda watch: signal.raise_signal(signal.SIGTERM))
     assert told == [signal.SIGTERM]
     watched(peer, lambda watch: None)
     signal.raise_signal(signal.SIGTERM)
     assert len(told) == 2
-    peer.kill()
-    rank.beating.join(SECONDS)
 
 
-def test_a_run_does_not_outlive_torchrun(
-    met: tuple[RankPeer, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peer, rank = met
-    policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
+def test_a_run_does_not_outlive_torchrun(trainer: Met, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, rank = trainer
+    policy = peer.role("policy", seconds=SECONDS)
 
     def is_left_alone(watch: ranks._LossWatch) -> None:
         monkeypatch.setattr("os.getppid", lambda: 1)

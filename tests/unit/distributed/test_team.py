@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from burnish.distributed import team as teams
 from burnish.distributed.fork_server import ForkServer
 from burnish.distributed.handles import TeamRole
 from burnish.distributed.launching import LocalLauncher, ProcessSpec, start_all
 from burnish.distributed.team import Rendezvous
-from burnish.forward.lanes import Lanes
-
-ROLES = """
-import contextlib
-import torch
-from torch import nn
-from burnish.distributed import team as teams
 from burnish.forward import team as pieces
 from burnish.forward.lanes import Lanes
 
+Gradients = tuple[list[torch.Tensor | None], list[float]]
 
-def accumulate(lanes, failing=None):
-    '''Nine parts with gradients of very different sizes; one parameter is reached by a single part, and one by none.'''
+
+def accumulate(lanes: Lanes, failing: int | None = None) -> Gradients:
+    """Nine parts with gradients of very different sizes; one parameter is reached by a single part, and one by none."""
     generator = torch.Generator().manual_seed(1)
     weights = [nn.Parameter(torch.zeros(size)) for size in (1300, 4, 5)]
     if lanes.slices is None:
@@ -34,7 +31,7 @@ def accumulate(lanes, failing=None):
     else:
         lanes.slices[weights[0]].grad = torch.full_like(lanes.slices[weights[0]], 0.1)
     parts = [torch.randn(1300, generator=generator) * 10.0 ** (index % 5) for index in range(9)]
-    values = []
+    values: list[float] = []
     with lanes.adding(parts, [7, 3, 9, 4, 4, 8, 1, 2, 6], weights, values) as own:
         for part in own:
             if failing is not None and failing == lanes.team.rank:
@@ -47,8 +44,8 @@ def accumulate(lanes, failing=None):
     return gradients_of(lanes, weights), values
 
 
-def gradients_of(lanes, weights):
-    '''The whole gradients; where processes have slices, put together.'''
+def gradients_of(lanes: Lanes, weights: list[nn.Parameter]) -> list[torch.Tensor | None]:
+    """The whole gradients; where processes have slices, put together."""
     if lanes.slices is None:
         return [weight.grad for weight in weights]
     reached = [weight for weight in weights if lanes.slices[weight].grad is not None]
@@ -59,50 +56,44 @@ def gradients_of(lanes, weights):
 
 
 class Member:
-    def __init__(self, lanes):
+    def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
 
-    def accumulate(self, failing=None):
+    def accumulate(self, failing: int | None = None) -> Gradients:
         return accumulate(self.lanes, failing)
 
-    def accumulate_slices(self):
+    def accumulate_slices(self) -> Gradients:
         return accumulate(Lanes(self.lanes.count, self.lanes.team, pieces.Slices(self.lanes.team)))
 
-    def gather_bfloat16(self):
+    def gather_bfloat16(self) -> list[tuple[tuple[int, ...], list[float]]]:
         own = [torch.full((self.lanes.team.rank,), self.lanes.team.rank, dtype=torch.bfloat16)]
         ends = [rank * (rank + 1) // 2 for rank in range(self.lanes.team.size)]
         spans = [[(end - rank, end)] for rank, end in enumerate(ends)]
         return [(tuple(piece), part.tolist()) for piece, part in pieces.gathered(self.lanes.team, own, spans)]
 
-    def map(self):
+    def map(self) -> list[int]:
         return self.lanes.map(list(range(7)), [1, 2, 3, 4, 5, 6, 7], lambda number: number * 10)
 
 
 @contextlib.contextmanager
-def member(meeting, lanes):
+def member(meeting: teams.Rendezvous, lanes: int) -> Iterator[dict[str, Member]]:
     pieces.PIECE_NUMBERS = 500  # so that a gradient travels in several pieces
     with teams.joined(meeting, on_gpu=False) as team:
         yield {"member": Member(Lanes(lanes, team))}
-"""
 
 
-@pytest.fixture(scope="module")
-def module(make_module: Callable[[str, str], Any]) -> Any:
-    return make_module("team_of_test", ROLES)
-
-
-def team_of(module: Any, size: int, lanes: int, folder: Path, fork_server: ForkServer) -> TeamRole:
+def team_of(size: int, lanes: int, folder: Path, fork_server: ForkServer) -> TeamRole:
     meetings = [Rendezvous.at_file(rank, size, folder / "meeting", seconds=60) for rank in range(size)]
-    seats = [ProcessSpec(f"trainer {meeting.rank}", module.member, (meeting, lanes)) for meeting in meetings]
+    seats = [ProcessSpec(f"trainer {meeting.rank}", member, (meeting, lanes)) for meeting in meetings]
     started = start_all(LocalLauncher(threads=1, stacks=folder, fork_server=fork_server), seats)
     return TeamRole(started[0], "member", 60, tuple(started[1:]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "lanes"), [(2, 4), (3, 6)])
-def test_the_bits_of_one_process(size: int, lanes: int, module: Any, tmp_path: Path, fork_server: ForkServer) -> None:
-    wanted, values = module.accumulate(Lanes(lanes))
-    team = team_of(module, size, lanes, tmp_path, fork_server)
+def test_the_bits_of_one_process(size: int, lanes: int, tmp_path: Path, fork_server: ForkServer) -> None:
+    wanted, values = accumulate(Lanes(lanes))
+    team = team_of(size, lanes, tmp_path, fork_server)
     with ExitStack() as stack:
         for process in (team.process, *team.others):
             stack.enter_context(process)

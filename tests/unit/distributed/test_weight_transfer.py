@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from burnish.distributed import handles
+from burnish.distributed.handles import TeamRole
+from burnish.distributed.peers import RoleLostError
 from burnish.distributed.weight_transfer import SharedWeights
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
@@ -31,9 +37,7 @@ def test_what_is_written_is_what_is_read() -> None:
     assert shared.weights().version == 5
     assert list(read) == [name for name, _ in TENSORS]
     for name, tensor in TENSORS:
-        assert read[name].dtype == tensor.dtype
-        assert read[name].shape == tensor.shape
-        assert torch.equal(read[name], tensor)
+        torch.testing.assert_close(read[name], tensor, rtol=0, atol=0)  # in shape and type as well
     shared.close()
     shared.close()
 
@@ -65,3 +69,38 @@ def test_no_memory_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(RolloutError, match=r"no memory for a copy of the weights of version 5 .*No space left"):
         written()
+
+
+class Slices:
+    """A process of a team whose weights are cut: `share` and what the others give may fail."""
+
+    def __init__(self, name: str, fate: Callable[[], object]) -> None:
+        self.name = name
+        self.fate = fate
+        self.killed = threading.Event()
+
+    def share(self, *arguments: object, **named: object) -> object:
+        return self.fate()
+
+    def kill(self) -> None:
+        self.killed.set()
+
+
+def test_one_that_is_lost_while_weights_are_read_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process only sees its connection end."""
+    lost = RoleLostError("weights of policy: process 'trainer 1' ended", remedy="", process="trainer 1")
+
+    def closed() -> object:
+        raise RuntimeError("connection closed by peer")
+
+    def waits() -> object:
+        assert first.killed.wait(60.0)  # or it would wait for the others
+        raise RoleLostError("policy.share: process 'trainer 0' has been ended", remedy="", process="trainer 0")
+
+    monkeypatch.setattr(handles, "ask_all", Mock(side_effect=lost))
+    for fate in (closed, waits):
+        first = Slices("trainer 0", fate)
+        others: Any = (first, Slices("trainer 1", closed))
+        with pytest.raises(RoleLostError) as raised:
+            TeamRole(others[0], "policy", 60, others[1:], cuts_weights=True).share(3)
+        assert raised.value is lost
