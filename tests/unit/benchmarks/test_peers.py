@@ -150,11 +150,17 @@ def speed(settings: Any) -> float:
     return rows * (2 if settings.matmul == "medium" else 1) * (1.5 if settings.allocator == "kept" else 1)
 
 
+def searched(script: Script, space: Any, costs: Any, near: bool = False, **start: Any) -> tuple[list[Any], Any]:
+    """All trials, and the best settings."""
+    settings = script("settings").TrlSettings(**start)
+    trials = script("search").search(space, settings, costs, near=near)
+    return trials, script("search").best(trials, settings)
+
+
 def test_the_search_finds_the_fastest_and_tries_nothing_twice(script: Script) -> None:
-    settings, costs = script("settings"), Costs(script, speed)
-    start = settings.TrlSettings(rows=8)
-    trials = script("search").search(SPACE, start, costs)
-    assert script("search").best(trials, start) == settings.TrlSettings(rows=32, matmul="medium", allocator="kept")
+    costs = Costs(script, speed)
+    trials, best = searched(script, SPACE, costs, rows=8)
+    assert best == script("settings").TrlSettings(rows=32, matmul="medium", allocator="kept")
     asked = [settings for settings, _ in costs.asked]
     assert len(asked) == len(set(asked)) == len(trials)
     assert [s.rows for s in asked[:5]] == [8, 4, 16, 32, 64]
@@ -163,16 +169,15 @@ def test_the_search_finds_the_fastest_and_tries_nothing_twice(script: Script) ->
 
 
 def test_every_micro_batch_is_tried(script: Script) -> None:
-    start = script("settings").TrlSettings(rows=32)
     costs = Costs(script, lambda settings: {4: 9.0, 8: 1.0, 16: 2.0, 32: 8.0, 64: 1.0}[settings.rows])
-    trials = script("search").search({"rows": (4, 8, 16, 32, 64)}, start, costs)
-    assert script("search").best(trials, start).rows == 4  # although 8 and 16 are slower than 32
+    trials, best = searched(script, {"rows": (4, 8, 16, 32, 64)}, costs, rows=32)
+    assert best.rows == 4  # although 8 and 16 are slower than 32
     assert [trial.settings.rows for trial in trials] == [32, 4, 8, 16, 64]
 
 
 def test_after_a_search_for_similar_work_only_neighbouring_numbers_are_tried(script: Script) -> None:
     start, costs = script("settings").TrlSettings(rows=8), Costs(script, speed)
-    trials = script("search").search(SPACE, start, costs, near=True)
+    trials, _ = searched(script, SPACE, costs, near=True, rows=8)
     assert [trial.settings.rows for trial in trials] == [8, 4, 16, 32, 64]  # up to where it gets slower
     assert {(s.matmul, s.allocator) for s, _ in costs.asked} == {(start.matmul, start.allocator)}
 
@@ -194,29 +199,27 @@ def test_a_choice_that_pays_only_with_another_is_found_in_the_next_round(script:
     def together(settings: Any) -> float:
         return 3.0 if settings.checkpointing and settings.rows == 8 else 2.0 if settings.checkpointing else 1.0
 
-    start = script("settings").TrlSettings(rows=4)
-    trials = script("search").search({"rows": (4, 8), "checkpointing": (False, True)}, start, Costs(script, together))
-    assert script("search").best(trials, start) == script("settings").TrlSettings(rows=8, checkpointing=True)
+    space = {"rows": (4, 8), "checkpointing": (False, True)}
+    _, best = searched(script, space, Costs(script, together), rows=4)
+    assert best == script("settings").TrlSettings(rows=8, checkpointing=True)
 
 
 def test_slow_trials_are_given_up(script: Script) -> None:
     costs = Costs(script, speed, gives_up=True)
-    start = script("settings").TrlSettings(rows=32, matmul="medium", allocator="kept")  # 100 / 15 s a step
-    trials = script("search").search({"rows": (4, 8, 16, 32, 64)}, start, costs)
+    start = {"rows": 32, "matmul": "medium", "allocator": "kept"}  # 100 / 15 s a step
+    trials, _ = searched(script, {"rows": (4, 8, 16, 32, 64)}, costs, **start)
     assert [limit for _, limit in costs.asked] == [None, *[pytest.approx(1.25 * 100 / 15)] * 4]
     found = [(trial.settings.rows, trial.tokens_per_second) for trial in trials]
     assert found == [(32, 15.0), (4, None), (8, None), (16, 12.0), (64, None)]
 
 
 def test_settings_that_fail_are_never_the_best(script: Script) -> None:
-    trial = script("search").Trial
-    start = script("settings").TrlSettings(rows=8)
+    trial, start = script("search").Trial, script("settings").TrlSettings(rows=8)
 
     def costs(settings: Any, _: float | None) -> Any:
         return trial(settings, None, None, "no memory") if settings.rows == 64 else trial(settings, 1.0, settings.rows)
 
-    trials = script("search").search({"rows": (8, 16, 64)}, start, costs)
-    assert script("search").best(trials, start).rows == 16
+    assert searched(script, {"rows": (8, 16, 64)}, costs, rows=8)[1].rows == 16
     assert script("search").best([trial(start, None, None, "no memory")], start) == start
 
 
@@ -378,10 +381,9 @@ def run(**changes: Any) -> dict[str, Any]:
     return fields | changes
 
 
-def page(script: Script, *rows: dict[str, Any], tried: Any = (), failed: Any = (), runs: Any = None) -> str:
+def page(script: Script, *rows: dict[str, Any]) -> str:
     script("report").add_ratios(rows)
-    report = {"runs": runs or [run()], "rows": list(rows), "tried": list(tried), "failed": list(failed)}
-    return str(script("report").to_markdown(report))
+    return str(script("report").to_markdown({"runs": [run()], "rows": list(rows), "tried": [], "failed": []}))
 
 
 def test_the_page_says_what_of_a_ratio_is_a_fallback(script: Script) -> None:
@@ -408,36 +410,11 @@ def test_the_ratio_is_to_the_fastest_row_of_trl(script: Script) -> None:
     assert "| W2 | float32 | 2.00 | 8.00 | 4.00 | 5.00 | 3.00 | - | 4.00 | - | - | - | 2.50 |" in text
 
 
-def test_the_page_has_what_was_tried_and_what_did_not_run(script: Script) -> None:
-    tried = [
-        CELL | {"settings": "4 rows", "first_seconds": 3.0, "tokens_per_second": 12.5, "failed": ""},
-        CELL | {"settings": "64 rows", "first_seconds": 9.0, "tokens_per_second": None, "failed": ""},
-        CELL | {"settings": "32 rows", "first_seconds": None, "tokens_per_second": None, "failed": "MemoryError"},
-    ]
-    failed = [CELL | {"peer": "TRL with vLLM", "settings": "8 rows", "reason": "No module named 'vllm'"}]
-    text = page(script, row(), trl(), tried=tried, failed=failed)
-    assert "| float32 | 4 rows | 3.00 | 12 |" in text
-    assert "| float32 | 64 rows | 9.00 | given up |" in text
-    assert "| float32 | 32 rows | - | failed: MemoryError |" in text
-    assert "- W2 float32, TRL with vLLM (8 rows): No module named 'vllm'" in text
-
-
 def test_rows_of_another_commit_or_machine_are_not_on_the_page(script: Script) -> None:
     text = page(script, row(), row(commit="old", step_seconds=77.0), row(machine="N", step_seconds=88.0))
     assert "2 rows of other commits, machines or numbers of threads are not shown." in text
     assert "77.00" not in text
     assert "88.00" not in text
-
-
-def test_what_was_switched_off_has_a_table_of_its_own(script: Script) -> None:
-    off = {"switched_off": ["avx512"], "capability": "AVX2", "step_seconds": 5.0}
-    text = page(script, row(), row(**off), runs=[run(), run(switched_off=["avx512"])])
-    whole, without = text.split("## With avx512 switched off")
-    assert "## As the processor is" in whole
-    assert "5.00" not in whole
-    assert "`ATEN_CPU_CAPABILITY=avx2`" in without
-    assert "PyTorch then says AVX2" in " ".join(without.split())
-    assert "this is not a measurement of one" in " ".join(without.split())
 
 
 def test_a_page_without_figures_says_why(script: Script) -> None:
@@ -505,20 +482,20 @@ def test_a_process_that_has_not_started_its_program_does_not_count(
 
 
 @pytest.mark.slow
-def test_a_script_that_fails_or_hangs_is_told_of(script: Script, tmp_path: Path) -> None:
-    parent = script("parent")
-    program = tmp_path / "program.py"
-    program.write_text("raise ValueError('no such thing')")
-    with pytest.raises(parent.ScriptFailed) as failed:
-        parent.run_script(program, {"threads": 1}, environment={})
-    assert failed.value.reason == "ValueError: no such thing"
-    program.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(parent.ScriptFailed) as killed:
-        parent.run_script(program, {"threads": 1}, environment={})
-    assert killed.value.reason == "killed by SIGKILL, as happens without memory"
-    program.write_text("print('waiting', flush=True); import time; time.sleep(600)")
+@pytest.mark.parametrize(
+    ("program", "limit", "reason"),
+    [
+        ("raise ValueError('no such thing')", {}, "ValueError: no such thing"),
+        ("import os; os.kill(os.getpid(), 9)", {}, "killed by SIGKILL, as happens without memory"),
+        ("print('waiting', flush=True); import time; time.sleep(600)", {"timeout": 5}, "still running after 5 s"),
+    ],
+)
+def test_a_script_that_fails_or_hangs_is_told_of(
+    script: Script, tmp_path: Path, program: str, limit: dict[str, int], reason: str
+) -> None:
+    (tmp_path / "program.py").write_text(program)
     started = time.monotonic()
-    with pytest.raises(parent.ScriptFailed, match="waiting") as hung:
-        parent.run_script(program, {"threads": 1}, environment={}, timeout=5)
-    assert hung.value.reason == "still running after 5 s"
+    with pytest.raises(script("parent").ScriptFailed, match="waiting" if limit else "") as failed:
+        script("parent").run_script(tmp_path / "program.py", {"threads": 1}, environment={}, **limit)
+    assert failed.value.reason == reason
     assert time.monotonic() - started < 120

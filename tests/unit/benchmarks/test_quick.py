@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+from .conftest import BENCHMARKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

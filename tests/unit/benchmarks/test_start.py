@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+from .conftest import Script
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("start_watched")
+def watched(script: Script) -> ModuleType:
+    return script("start_watched")
 
 
 def test_a_phase_leaves_out_those_within_it(watched: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,10 +51,8 @@ def test_the_phases_are_functions_that_there_are(watched: ModuleType) -> None:
             assert callable(found)
 
 
-def test_the_page_has_a_line_for_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    start = importlib.import_module("start")
+def test_the_page_has_a_line_for_each_phase(script: Script) -> None:
+    start = script("start")
     starts = [{"whole": [n, 2 * n], "phases": {"a": [n / 4, n], "b": [n / 2, 2 * n]}} for n in (3.0, 1.0, 2.0)]
     rows = start.rows_of("this", starts) + start.rows_of("other", [{"whole": [9.0, 9.0], "phases": {"b": [9.0, 9.0]}}])
     about = dict.fromkeys(("command", "date", "processor", "cores", "load_after", "precision", "repeats"), "x")
