@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.rollouts.local.engine import LocalEngine
+from burnish.types import Rollout
 
 LETTERS = [chr(code) for code in range(ord("!"), ord("!") + 62)]
 PAD, EOS = 0, 1
@@ -59,6 +61,15 @@ def tokenizer() -> Any:
     inner = Tokenizer(WordLevel(vocabulary, unk_token="<pad>"))
     inner.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
+
+
+def assert_alike(found: Sequence[Rollout], expected: Sequence[Rollout], within: float = 3e-5) -> None:
+    """The same in everything but the last digits of log-probabilities."""
+    assert [replace(one, rollout_logprobs=()) for one in found] == [
+        replace(one, rollout_logprobs=()) for one in expected
+    ]
+    for one, other in zip(found, expected, strict=True):
+        assert one.rollout_logprobs == pytest.approx(other.rollout_logprobs, abs=within)
 
 
 def local_engine(model: Any, tokenizer: Any, **given: Any) -> LocalEngine:

@@ -15,7 +15,7 @@ from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.noise import sample_key, uniforms
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
-from ..conftest import local_engine
+from ..conftest import assert_alike, local_engine
 
 Make = Callable[..., LocalEngine]
 
@@ -45,6 +45,12 @@ def unpadded_logprobs(model: Any, rollout: Rollout, temperature: float = 1.0) ->
     tokens = torch.tensor([rollout.prompt_tokens + rollout.response_tokens])
     logits = model(tokens).logits[0, len(rollout.prompt_tokens) - 1 : -1].float() / temperature
     return logits.log_softmax(-1).gather(-1, torch.tensor(rollout.response_tokens)[:, None])[:, 0]
+
+
+def assert_unpadded(model: Any, rollouts: Sequence[Rollout], temperature: float = 1.0, within: float = 1e-5) -> None:
+    for rollout in rollouts:
+        expected = unpadded_logprobs(model, rollout, temperature)
+        assert torch.allclose(torch.tensor(rollout.rollout_logprobs), expected, atol=within)
 
 
 @pytest.mark.slow
@@ -78,9 +84,8 @@ def test_greedy_equals_generate_on_a_real_model(stories_model: Path) -> None:
 def test_logprobs_are_the_unpadded_ones(model: Any, make_engine: Make, temperature: float) -> None:
     requests = requests_for(random_prompts([1, 7, 20, 3]), samples=3)
     sampling = Sampling(20, temperature=temperature)
-    for rollout in make_engine(model, max_batch_rows=5).generate(requests, sampling, seed=1, step=2):
-        expected = unpadded_logprobs(model, rollout, temperature)
-        assert torch.allclose(torch.tensor(rollout.rollout_logprobs), expected, atol=1e-5)
+    rollouts = make_engine(model, max_batch_rows=5).generate(requests, sampling, seed=1, step=2)
+    assert_unpadded(model, rollouts, temperature)
 
 
 def test_eager_attention_gives_the_same(make_model: Callable[..., Any], make_engine: Make) -> None:
@@ -109,18 +114,6 @@ def test_a_sample_does_not_depend_on_batch_order_neighbours_or_rows(model: Any, 
         assert rollout.response_tokens == by_sample[rollout.prompt_id, rollout.sample_index]
 
 
-def test_seed_step_and_index_change_the_sample(llama: Any, make_engine: Make) -> None:
-    engine = make_engine(llama, eos=())
-    prompt = random_prompts([4])[0]
-    samples = {
-        engine.generate([RolloutRequest.of("p", 0, prompt, (index,))], Sampling(12), seed=seed, step=step)[
-            0
-        ].response_tokens
-        for seed, step, index in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-    }
-    assert len(samples) == 4
-
-
 def test_the_first_token_is_drawn_with_the_number_of_position_0(llama: Any, make_engine: Make) -> None:
     prompt = random_prompts([5])[0]
     rollout = make_engine(llama).generate([RolloutRequest.of("p", 0, prompt, (4,))], Sampling(1), seed=8, step=9)[0]
@@ -134,12 +127,8 @@ def test_equal_prompts_with_different_ids_stay_apart(llama: Any, make_engine: Ma
     prompt = random_prompts([6])[0]
     requests = [RolloutRequest.of(name, group, prompt, (0, 1)) for group, name in enumerate(["a", "b"])]
     rollouts = make_engine(llama, eos=()).generate(requests, Sampling(12), seed=0, step=0)
-    assert [(r.prompt_id, r.group_id, r.sample_index) for r in rollouts] == [
-        ("a", 0, 0),
-        ("a", 0, 1),
-        ("b", 1, 0),
-        ("b", 1, 1),
-    ]
+    order = [("a", 0, 0), ("a", 0, 1), ("b", 1, 0), ("b", 1, 1)]
+    assert [(r.prompt_id, r.group_id, r.sample_index) for r in rollouts] == order
     assert len({r.response_tokens for r in rollouts}) == 4
 
 
@@ -250,9 +239,7 @@ def test_bf16_model_is_not_cast(llama: Any, make_engine: Make) -> None:
     model = llama.to(torch.bfloat16)
     rollouts = make_engine(model).generate(requests_for(random_prompts([4, 9])), Sampling(8), seed=0, step=0)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    for rollout in rollouts:
-        expected = unpadded_logprobs(model, rollout)
-        assert torch.allclose(torch.tensor(rollout.rollout_logprobs), expected, atol=0.2)
+    assert_unpadded(model, rollouts, within=0.2)
 
 
 def test_bf16_rows_may_be_at_different_lengths(llama: Any, make_engine: Make) -> None:
@@ -271,9 +258,7 @@ def test_a_peft_model_samples_with_its_adapter(llama: Any, make_engine: Make) ->
     assert takes(wrapped, "position_ids")  # which the pass of peft's wrapper does not name
     rollouts = make_engine(wrapped, eos=()).generate(requests, Sampling(8), seed=0, step=0)
     assert [r.response_tokens for r in rollouts] != [r.response_tokens for r in plain]
-    for rollout in rollouts:
-        expected = unpadded_logprobs(wrapped, rollout)
-        assert torch.allclose(torch.tensor(rollout.rollout_logprobs), expected, atol=1e-5)
+    assert_unpadded(wrapped, rollouts)
 
 
 @pytest.mark.slow
@@ -303,8 +288,7 @@ def test_rows_see_their_own_window_whatever_stands_beside_them(make_engine: Make
     rollouts = make_engine(model).generate(requests_for(prompts), Sampling(20, greedy=True), seed=0, step=0)
     for prompt, rollout in zip(prompts, rollouts, strict=True):
         assert list(rollout.response_tokens) == reference_greedy(model, prompt, 20)
-        expected = unpadded_logprobs(model, rollout)
-        assert torch.allclose(torch.tensor(rollout.rollout_logprobs), expected, atol=1e-5)
+    assert_unpadded(model, rollouts)
 
 
 def cut_after(tokens: int) -> Callable[[], bool]:
@@ -332,13 +316,7 @@ def test_a_response_that_is_cut_goes_on_as_if_it_had_not_been(
             done, rest = engine.generate_until(rest, sampling, seed=1, step=2, stopped=cut_after(tokens))
             finished += done
         finished += make_engine(model, max_batch_rows=4).generate(rest, sampling, seed=1, step=2)
-        found = {(r.group_id, r.sample_index): r for r in finished}
-        assert len(found) == len(finished) == len(whole)
-        for expected in whole:
-            got = found[expected.group_id, expected.sample_index]
-            assert (got.response_tokens, got.finish_reason) == (expected.response_tokens, expected.finish_reason)
-            assert (got.response, got.versions) == (expected.response, ())
-            assert got.rollout_logprobs == pytest.approx(expected.rollout_logprobs, abs=2e-5)
+        assert_alike(sorted(finished, key=lambda r: (r.group_id, r.sample_index)), whole, within=2e-5)
 
 
 def test_the_versions_of_a_response_that_several_weights_sampled(make_engine: Make, llama: Any) -> None:
@@ -362,10 +340,8 @@ def test_the_versions_of_a_response_that_several_weights_sampled(make_engine: Ma
 
 def test_samples_of_one_prompt_are_left_over_in_one_request(make_engine: Make, llama: Any) -> None:
     """The first of three rows is finished by its length, because the third prompt leaves it only two tokens."""
-    requests = [
-        RolloutRequest.of("long", 0, tuple(range(2, 8)) * 21, (0,)),
-        RolloutRequest.of("short", 1, (5, 6), (4, 7)),
-    ]
+    long = RolloutRequest.of("long", 0, tuple(range(2, 8)) * 21, (0,))
+    requests = [long, RolloutRequest.of("short", 1, (5, 6), (4, 7))]
     engine = make_engine(llama, eos=())
     done, rest = engine.generate_until(requests, Sampling(9), seed=0, step=0, stopped=cut_after(3))
     assert [(r.group_id, len(r.response_tokens)) for r in done] == [(0, 2)]

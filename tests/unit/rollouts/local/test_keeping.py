@@ -27,7 +27,7 @@ from burnish.rollouts.local.prefill import RowReader
 from burnish.rollouts.local.reusable_rows import KeptRow, KeptRows
 from burnish.types import FinishReason, Message, Prompt, Rollout, RolloutRequest, TokenPart
 
-from ..conftest import local_engine
+from ..conftest import assert_alike, local_engine
 
 Make = Callable[..., LocalEngine]
 compiler = pytest.mark.compiler
@@ -44,16 +44,17 @@ def first_turn(samples: int = 4) -> list[RolloutRequest]:
     return [RolloutRequest.of(f"p{i}", i, prompt, tuple(range(samples))) for i, prompt in enumerate(PROMPTS)]
 
 
+def text_of(rollout: Rollout) -> tuple[int, ...]:
+    return rollout.prompt_tokens + rollout.response_tokens
+
+
 def next_turn(rollouts: Sequence[Rollout], number: int) -> list[RolloutRequest]:
     """Every sample is a request of its own, with what was said to it."""
     return [
         RolloutRequest.of(
-            f"{rollout.group_id}, turn {number}",
-            rollout.group_id,
-            rollout.prompt_tokens + rollout.response_tokens + SAID[rollout.sample_index],
-            (rollout.sample_index,),
+            f"{one.group_id}, turn {number}", one.group_id, text_of(one) + SAID[one.sample_index], (one.sample_index,)
         )
-        for rollout in rollouts
+        for one in rollouts
     ]
 
 
@@ -84,9 +85,7 @@ def test_conversations_are_the_same_with_and_without(
 ) -> None:
     model = make_model(kind)
     keeps, plain = (make_engine(model, max_batch_rows=rows, keep_bytes=size) for size in (1 << 30, 0))
-    for one, other in zip(conversations(keeps), conversations(plain), strict=True):
-        assert (one.response_tokens, one.finish_reason) == (other.response_tokens, other.finish_reason)
-        assert one.rollout_logprobs == pytest.approx(other.rollout_logprobs, abs=3e-5)
+    assert_alike(conversations(keeps), conversations(plain))
     assert prefilled(keeps) < prefilled(plain) / 2
 
 
@@ -116,9 +115,7 @@ def test_rows_that_had_to_leave_are_read_again(llama: Any, make_engine: Make, ro
     engine = make_engine(llama, max_batch_rows=rows, keep_bytes=int(kilobytes * 1024))
     plain, all_kept = (make_engine(llama, max_batch_rows=rows, keep_bytes=size) for size in (0, 1 << 30))
     found, expected, _ = (conversations(one) for one in (engine, plain, all_kept))
-    assert [r.response_tokens for r in found] == [r.response_tokens for r in expected]
-    logprobs = [number for r in expected for number in r.rollout_logprobs]
-    assert [number for r in found for number in r.rollout_logprobs] == pytest.approx(logprobs, abs=1e-5)
+    assert_alike(found, expected, within=1e-5)
     fewest, some, most = (prefilled(one) for one in (all_kept, engine, plain))
     assert fewest < some <= most if kilobytes > 1 else some == most
 
@@ -162,9 +159,7 @@ def test_many_rows_are_read_on_in_several_passes(
     monkeypatch.setattr(kernel_decoder, "_TOKENS_PER_ROW", 2)
     monkeypatch.setattr(kernel_decoder, "_ROWS_PER_PASS", 3)
     in_parts = conversations(make_engine(llama))
-    for one, other in zip(in_parts, at_once, strict=True):
-        assert one.response_tokens == other.response_tokens
-        assert one.rollout_logprobs == pytest.approx(other.rollout_logprobs, abs=3e-5)
+    assert_alike(in_parts, at_once)
 
 
 def test_a_pass_reads_some_tokens_of_some_rows(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,15 +196,12 @@ def test_several_rows_go_on_from_one(llama: Any, make_engine: Make) -> None:
     engine = make_engine(llama, eos=())
     with keeping(engine):
         (first,) = engine.generate([RolloutRequest.of("p", 0, PROMPTS[0], (0,))], Sampling(5), seed=0, step=0)
-        text = first.prompt_tokens + first.response_tokens
+        text = text_of(first)
         engine.take_metrics()
         more = RolloutRequest.of("more", 0, (*text, 5, 6), (0, 1, 2))
         found = engine.generate([more], Sampling(5), seed=0, step=0)
         assert engine.take_metrics()["rollout/reused_tokens"].result() == 3 * (len(text) - 1)
-    assert found == [
-        replace(expected, rollout_logprobs=pytest.approx(expected.rollout_logprobs, abs=1e-5))
-        for expected in engine.generate([more], Sampling(5), seed=0, step=0)
-    ]
+    assert_alike(found, engine.generate([more], Sampling(5), seed=0, step=0), within=1e-5)
 
 
 @only_plain
@@ -217,7 +209,7 @@ def test_a_text_that_only_resembles_a_kept_one_is_read_whole(llama: Any, make_en
     engine = make_engine(llama, eos=())
     with keeping(engine):
         (first,) = engine.generate([RolloutRequest.of("p", 0, PROMPTS[0], (0,))], Sampling(5), seed=0, step=0)
-        text = list(first.prompt_tokens + first.response_tokens + (5, 6))
+        text = [*text_of(first), 5, 6]
         text[3] += 1
         engine.take_metrics()
         engine.generate([RolloutRequest.of("p", 0, tuple(text), (0,))], Sampling(5), seed=0, step=0)
@@ -364,12 +356,8 @@ def test_trajectories_are_the_same_with_and_without(llama: Any, make_engine: Mak
     again, many = trajectories(0)
     some_kept, some = trajectories(20_000)
     assert max(len(rollout.turns) for rollout in kept) >= 5
-    for one, two, other in zip(kept, some_kept, again, strict=True):
-        logprobs = pytest.approx(other.rollout_logprobs, abs=3e-5)
-        assert replace(one, rollout_logprobs=()) == replace(other, rollout_logprobs=())
-        assert replace(two, rollout_logprobs=()) == replace(other, rollout_logprobs=())
-        assert one.rollout_logprobs == logprobs
-        assert two.rollout_logprobs == logprobs
+    assert_alike(kept, again)
+    assert_alike(some_kept, again)
     assert few < many / 2
     assert few <= some <= many
 

@@ -13,11 +13,12 @@ from burnish.forward.quantized_layers import quantize
 from burnish.kernels.decoding import decode_kernels
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.decoders import ModelDecoder
-from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.rollouts.local.kernel_trial import can_decode, decodes_alike
 from burnish.rollouts.local.packed_weights import Layout, has_blocks, joined_product
-from burnish.types import Quantization, RolloutRequest, UseKernels
+from burnish.types import Quantization, RolloutRequest
+
+from ..conftest import assert_alike, local_engine
 
 MAKE = partial(KernelDecoder, layout="panels")
 
@@ -83,21 +84,15 @@ def test_kernels_and_plain_engines_sample_the_same(make_model: Callable[..., Any
     """Ends at different times, fewer places than samples, prompts of different lengths, one of a single token."""
     model = make_model("qwen3")
     generator = torch.Generator().manual_seed(1)
-    requests = [
-        RolloutRequest.of(
-            f"p{n}", n, tuple(torch.randint(2, 64, (length,), generator=generator).tolist()), tuple(range(5))
-        )
-        for n, length in enumerate([1, 7, 30, 7, 2, 19])
-    ]
-    arguments = {"tokenizer": tokenizer, "eos_token_ids": (1, 9), "pad_token_id": 0, "context_length": 128}
-    kernels, plain = (
-        LocalEngine(model, **arguments, max_batch_rows=11, **way).generate(requests, Sampling(60), seed=0, step=0)
+    prompts = [torch.randint(2, 64, (length,), generator=generator) for length in (1, 7, 30, 7, 2, 19)]
+    requests = [RolloutRequest.of(f"p{n}", n, tuple(p.tolist()), tuple(range(5))) for n, p in enumerate(prompts)]
+    engines = (
+        local_engine(model, tokenizer, eos_token_ids=(1, 9), max_batch_rows=11, **way)
         for way in ({"kernels": "required"}, {"plain": True})
     )
+    kernels, plain = (engine.generate(requests, Sampling(60), seed=0, step=0) for engine in engines)
     assert len({len(rollout.response_tokens) for rollout in kernels}) > 5
-    for one, other in zip(kernels, plain, strict=True):
-        assert one.response_tokens == other.response_tokens
-        assert one.rollout_logprobs == pytest.approx(other.rollout_logprobs, abs=1e-5)
+    assert_alike(kernels, plain, within=1e-5)
 
 
 @pytest.mark.parametrize("layout", [pytest.param("panels", marks=pytest.mark.compiler), "blocks", "ordinary"])
@@ -115,28 +110,21 @@ def test_a_joined_product_is_that_of_the_layers_side_by_side(layout: Layout) -> 
         joined_product(torch.nn.Embedding(3, 3), layout=layout)
 
 
-def engine(model: Any, kernels: UseKernels, tokenizer: Any = None) -> LocalEngine:
-    arguments = {"tokenizer": tokenizer, "eos_token_ids": (1,), "pad_token_id": 0, "context_length": 64}
-    return LocalEngine(model, **arguments, max_batch_rows=4, kernels=kernels)
-
-
 def test_an_engine_without_a_compiler_goes_without_or_refuses(
     make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode_kernels.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
-    without = engine(make_model("llama"), "auto", tokenizer)
-    assert without._loop.make_decoder.func is ModelDecoder
-    requests = [RolloutRequest.of("p", 0, (5, 6, 7), (0, 1, 2))]
-    assert without.generate(requests, Sampling(8), seed=0, step=0) == engine(
-        make_model("llama"), "off", tokenizer
-    ).generate(requests, Sampling(8), seed=0, step=0)
+    auto, off = (local_engine(make_model("llama"), tokenizer, kernels=kernels) for kernels in ("auto", "off"))
+    assert auto._loop.make_decoder.func is ModelDecoder
+    asked = [RolloutRequest.of("p", 0, (5, 6, 7), (0, 1, 2))], Sampling(8)
+    assert auto.generate(*asked, seed=0, step=0) == off.generate(*asked, seed=0, step=0)
     with pytest.raises(KernelError, match="no-such-compiler"):
-        engine(make_model("llama"), "required")
+        local_engine(make_model("llama"), tokenizer, kernels="required")
 
 
 @pytest.mark.compiler
 def test_kernels_that_are_required_must_fit_the_model(make_model: Callable[..., Any]) -> None:
-    assert engine(make_model("llama"), "required")._loop.make_decoder.func is KernelDecoder
+    assert local_engine(make_model("llama"), None, kernels="required")._loop.make_decoder.func is KernelDecoder
     with pytest.raises(RolloutError, match=r"model\.kernels is `required`"):
-        engine(make_model("gpt2"), "required")
+        local_engine(make_model("gpt2"), None, kernels="required")

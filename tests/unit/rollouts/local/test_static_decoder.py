@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any
@@ -21,12 +21,13 @@ from burnish.rollouts.local.choice import goes_on_alike
 from burnish.rollouts.local.decoders import ModelDecoder
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.local.kernel_trial import DECODING, OWN
+from burnish.rollouts.local.prefill import Prefiller
 from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_steps import BLOCK, Step, bucket
 from burnish.rollouts.local.static_trial import GRAPHS, STEPS, choose_attention, choose_static, takes_static
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
-from ..conftest import local_engine, paths_with
+from ..conftest import assert_alike, local_engine, paths_with
 
 PROMPTS = ((2, 9, 4, 33, 8, 5, 21), (7,), (3, 3, 40) * 4, (2, 9, 4, 33, 8, 5, 21), (11, 12))
 SAMPLINGS = {
@@ -63,27 +64,10 @@ def static(model: Any, attention: Any) -> StaticDecoders:
     return StaticDecoders(attention, captures=False)
 
 
-def assert_alike(found: Sequence[Rollout], expected: Sequence[Rollout]) -> None:
-    assert [replace(one, rollout_logprobs=()) for one in found] == [
-        replace(one, rollout_logprobs=()) for one in expected
-    ]
-    for one, other in zip(found, expected, strict=True):
-        assert one.rollout_logprobs == pytest.approx(other.rollout_logprobs, abs=3e-5)
-
-
-def flash_by_definition(
-    query: Any,
-    key: Any,
-    value: Any,
-    query_ends: Any,
-    key_ends: Any,
-    longest: int,
-    columns: int,
-    *given: Any,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor, None]:
+def flash_by_definition(query: Any, key: Any, value: Any, *given: Any, **named: Any) -> tuple[Any, Any, None]:
     """What the operation computes for sequences of any length; what nobody asked for is not a number."""
-    assert given == (0.0, False, False)
+    query_ends, key_ends, longest, columns, *given = given
+    assert given == [0.0, False, False]
     assert {ends.dtype for ends in (query_ends, key_ends, named["seqused_k"])} == {torch.int32}
     scale = named["scale"] if named["scale"] is not None else 1 / math.sqrt(query.shape[-1])
     output, sums = torch.full_like(query, math.nan), query.new_full(query.shape[:2], math.nan)
@@ -155,12 +139,8 @@ def test_conversations_go_on_from_kept_rows(make: Any, llama: Any, attention: An
             for turn in range(2):
                 rollouts = engine.generate(asked, sampling, seed=0, step=turn)
                 found.append(rollouts)
-                asked = [
-                    RolloutRequest.of(
-                        f"{i}", i, (*one.prompt_tokens, *one.response_tokens, *range(40, 40 + i % 4)), (0,)
-                    )
-                    for i, one in enumerate(rollouts)
-                ]
+                texts = [one.prompt_tokens + one.response_tokens for one in rollouts]
+                asked = [RolloutRequest.of(f"{i}", i, (*t, *range(40, 40 + i % 4)), (0,)) for i, t in enumerate(texts)]
         assert engine.take_metrics()["rollout/reused_tokens"].result() > 50
     for own, others in zip(found[:2], found[2:], strict=True):
         assert_alike(others, own)
@@ -175,24 +155,20 @@ def test_a_response_that_was_stopped_goes_on(make: Any, llama: Any) -> None:
         stopped = lambda asked=asked: next(asked) >= 2  # noqa: E731
         done, rest = first.generate_until(requests(1), Sampling(20), seed=1, step=2, stopped=stopped)
         assert done == []
-        assert {len(begun.response_tokens) for one in rest for begun in one.begun} == {
-            2 * (BLOCK if first is fixed else 1)
-        }
+        tokens = 2 * (BLOCK if first is fixed else 1)
+        assert {len(begun.response_tokens) for one in rest for begun in one.begun} == {tokens}
         assert_alike(second.generate(rest, Sampling(20), seed=1, step=2), whole)
 
 
 def test_prompts_are_kept_once(llama: Any) -> None:
     decoder = static(llama, "fused")(llama.eval(), 8)
-    engine_rows: Any = decoder._cache
-    from burnish.rollouts.local.prefill import Prefiller
-
-    for chunk in Prefiller(llama, pad_token_id=0).prefill([PROMPTS[0]] * 5 + [PROMPTS[2]] * 2, keep=None):
-        decoder.join(
-            [len(([PROMPTS[0]] * 5 + [PROMPTS[2]] * 2)[row]) for row in chunk.rows], chunk.prompts, chunk.sources
-        )
-    assert len({id(row.prompt) for row in engine_rows._rows}) == 2
-    assert {keys.shape[0] for keys, _ in engine_rows._prompts} == {4}  # number 0 is the empty prompt
-    shape = engine_rows.fit(8, [len(PROMPTS[0]) - 1] * 5 + [len(PROMPTS[2]) - 1] * 2, BLOCK)
+    cache: Any = decoder._cache
+    prompts = [PROMPTS[0]] * 5 + [PROMPTS[2]] * 2
+    for chunk in Prefiller(llama, pad_token_id=0).prefill(prompts, keep=None):
+        decoder.join([len(prompts[row]) for row in chunk.rows], chunk.prompts, chunk.sources)
+    assert len({id(row.prompt) for row in cache._rows}) == 2
+    assert {keys.shape[0] for keys, _ in cache._prompts} == {4}  # number 0 is the empty prompt
+    shape = cache.fit(8, [len(prompt) - 1 for prompt in prompts], BLOCK)
     assert (shape.prompts, shape.rows, shape.columns, shape.prompt_columns) == (4, 8, 64, 64)
 
 
@@ -291,15 +267,16 @@ def test_what_cannot_be_captured_runs_by_itself(
 
     monkeypatch.setattr(FakeGraphs, "__call__", capture)
     static(llama, "fused")
-    expected = make(llama).generate(requests(), Sampling(12), seed=0, step=0)
+
+    def sampled(decoders: StaticDecoders | None = None) -> list[Rollout]:
+        return make(llama, decoders).generate(requests(), Sampling(12), seed=0, step=0)
+
     message = "not permitted" if wrong == "raises" else r"draws \d of \d tokens differently"
     with pytest.warns(RuntimeWarning, match=message):
-        found = make(llama, StaticDecoders("fused", captures=True)).generate(requests(), Sampling(12), seed=0, step=0)
-    assert_alike(found, expected)
+        found = sampled(StaticDecoders("fused", captures=True))
+    assert_alike(found, sampled())
     with pytest.raises((RuntimeError, RolloutError), match=message):
-        make(llama, StaticDecoders("fused", captures=True, must_capture=True)).generate(
-            requests(), Sampling(12), seed=0, step=0
-        )
+        sampled(StaticDecoders("fused", captures=True, must_capture=True))
 
 
 def test_a_large_decoder_is_not_held(make: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,7 @@ def make(llama: Any, tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
     """Engines on the fake worker, closed at the end; keyword arguments are those of VllmConfig, `fake` what it does."""
     with ExitStack() as stack:
 
-        def build(
-            model: Any = llama,
-            script: Path = FAKE,
-            fake: dict[str, Any] | None = None,
-            rests: bool = False,
-            **settings: Any,
-        ) -> Any:
+        def build(model: Any = llama, script: Path = FAKE, fake: Any = None, rests: bool = False, **given: Any) -> Any:
             engine = VllmEngine(
                 model,
                 tokenizer=tokenizer,
@@ -57,7 +51,7 @@ def make(llama: Any, tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
                 pad_token_id=0,
                 context_length=32,
                 max_batch_rows=4,
-                settings=VllmConfig(**{"options": {"fake": fake} if fake else {}, **settings}),
+                settings=VllmConfig(**{"options": {"fake": fake} if fake else {}, **given}),
                 log=tmp_path / "run" / "vllm.log",
                 rests=rests,
                 script=script,
@@ -71,6 +65,15 @@ def log_of(tmp_path: Path) -> str:
     return (tmp_path / "run" / "vllm.log").read_text(encoding="utf-8")
 
 
+def checksums(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
+    return {name: zlib.crc32(tensor.detach().numpy().tobytes()) for name, tensor in tensors}
+
+
+def kill(engine: VllmEngine) -> None:
+    assert engine._worker.process is not None
+    os.kill(engine._worker.process.pid, signal.SIGKILL)
+
+
 def pushed(tmp_path: Path) -> list[list[Any]]:
     """[name, dtype, shape, checksum] of each tensor that the worker got, in order."""
     return [json.loads(line) for line in log_of(tmp_path).splitlines() if line.startswith("[") and "float" in line]
@@ -78,11 +81,8 @@ def pushed(tmp_path: Path) -> list[list[Any]]:
 
 def test_rollouts_come_in_order_with_text_and_version(make: Make, tokenizer: Any) -> None:
     rollouts = make().generate(REQUESTS, SAMPLING, seed=0, step=1)
-    assert [(r.prompt_id, r.group_id, r.sample_index) for r in rollouts] == [
-        ("data/7", 4, 0),
-        ("data/7", 4, 1),
-        ("data/1", 2, 3),
-    ]
+    order = [("data/7", 4, 0), ("data/7", 4, 1), ("data/1", 2, 3)]
+    assert [(r.prompt_id, r.group_id, r.sample_index) for r in rollouts] == order
     assert {len(r.response_tokens) for r in rollouts} == {6}
     assert {r.finish_reason for r in rollouts} == {FinishReason.LENGTH}
     assert {r.policy_version for r in rollouts} == {0}
@@ -98,17 +98,15 @@ def test_the_worker_gets_no_weights_on_disk_and_all_of_them_by_memory(
     assert "config.json" in log_of(tmp_path)
     assert "safetensors" not in log_of(tmp_path)
     assert log_of(tmp_path).count("chunk\n") > 5
-    expected = [
-        [name, "float32", list(tensor.shape), zlib.crc32(tensor.detach().numpy().tobytes())]
-        for name, tensor in llama.state_dict().items()
-    ]
+    sums = checksums(llama.state_dict().items())
+    expected = [[name, "float32", [*tensor.shape], sums[name]] for name, tensor in llama.state_dict().items()]
     assert pushed(tmp_path) == expected
 
 
 def test_bfloat16_weights_travel_bit_for_bit(make: Make, llama: Any, tmp_path: Path) -> None:
     make(llama.to(torch.bfloat16)).generate(ONE, SAMPLING, seed=0, step=0)
-    bits = [zlib.crc32(t.detach().view(torch.int16).numpy().tobytes()) for _, t in named_tensors(llama)]
-    assert [(dtype, crc) for _, dtype, _, crc in pushed(tmp_path)] == [("bfloat16", crc) for crc in bits]
+    sums = checksums((name, tensor.view(torch.int16)) for name, tensor in named_tensors(llama))
+    assert [(dtype, crc) for _, dtype, _, crc in pushed(tmp_path)] == [("bfloat16", crc) for crc in sums.values()]
 
 
 def test_sync_pushes_the_new_weights_and_their_version(make: Make, llama: Any) -> None:
@@ -137,8 +135,7 @@ def test_a_worker_that_dies_is_started_again_with_the_same_weights(make: Make, l
 def test_a_worker_killed_between_calls_is_replaced_by_the_next_one(make: Make, llama: Any) -> None:
     engine = make()
     first = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
-    assert engine._worker.process is not None
-    os.kill(engine._worker.process.pid, signal.SIGKILL)
+    kill(engine)
     engine.sync(Weights.of(llama, 1))
     second = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
     assert [r.response_tokens for r in first] == [r.response_tokens for r in second]
@@ -187,8 +184,7 @@ def test_weights_of_another_process_outlast_it(make: Make, llama: Any) -> None:
     for _ in range(2):
         (rollout,) = engine.generate(ONE, SAMPLING, seed=0, step=0)
         assert (rollout.policy_version, rollout.rollout_logprobs[0]) == (3, -0.5)
-        assert engine._worker.process is not None
-        os.kill(engine._worker.process.pid, signal.SIGKILL)
+        kill(engine)
 
 
 @torch.no_grad()
@@ -218,8 +214,7 @@ def test_only_what_has_changed_is_pushed_if_that_is_little(make: Make, llama: An
             weight.view(torch.int32)[0] += 1 + number  # the smallest change of a float
         engine.sync(Weights.of(llama, engine.version + 1))
         engine.generate(ONE, SAMPLING, seed=0, step=0)
-        sums = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in llama.state_dict().items()}
-        assert json.loads(Path(f"{fake_vllm}.weights").read_text()) == sums
+        assert json.loads(Path(f"{fake_vllm}.weights").read_text()) == checksums(llama.state_dict().items())
         return engine.take_metrics()["rollout/pushed_megabytes"].result() * 1e6
 
     size = {name: part.numel() * 4 for name, part in llama.state_dict().items()}
@@ -228,7 +223,7 @@ def test_only_what_has_changed_is_pushed_if_that_is_little(make: Make, llama: An
     assert pushed() == 0
     assert pushed(layer.self_attn.v_proj.weight, llama.model.norm.weight) == attention + size["model.norm.weight"]
     assert pushed(llama.lm_head.weight) == size["lm_head.weight"]
-    os.kill(engine._worker.process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    kill(engine)
     assert pushed(llama.lm_head.weight) == sum(size.values())
     assert pushed(llama.lm_head.weight) == size["lm_head.weight"]
     assert pushed(*llama.parameters()) == sum(size.values())
@@ -272,8 +267,7 @@ def test_of_a_lora_policy_only_the_adapter_is_pushed_where_vllm_agrees(
     reason = {"none": "does not support LoRA", "partial": "in a trial its log-probabilities were"}[vllm_has]
     assert "burnish: adapters are merged into the weights" in log_of(tmp_path)
     assert reason in log_of(tmp_path)
-    merged = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in named_tensors(llama)}
-    assert json.loads(Path(f"{fake_vllm}.weights").read_text()) == merged
+    assert json.loads(Path(f"{fake_vllm}.weights").read_text()) == checksums(named_tensors(llama))
 
 
 @pytest.mark.parametrize(
@@ -338,9 +332,8 @@ def test_an_engine_that_does_not_rest_stays_awake(make: Make, fake_vllm: Path) -
 def test_a_vllm_that_cannot_sleep_is_refused(make: Make, fake_vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM_PLATFORM", "cpu")
     engine = make(script=SCRIPT, rests=True)
-    with pytest.raises(
-        ConfigError, match=r"rollout_engine, but vLLM 0\.0\.fake of .* cannot sleep.*on a CPU"
-    ) as caught:
+    told = r"rollout_engine, but vLLM 0\.0\.fake of .* cannot sleep.*on a CPU"
+    with pytest.raises(ConfigError, match=told) as caught:
         engine.generate(ONE, SAMPLING, seed=0, step=0)
     assert "remove rollout_engine from cluster.offload" in str(caught.value)
     assert engine._worker.process is None
