@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from burnish import __version__
 from burnish.api.conversing import Conversed
 from burnish.api.policy import Policy, Response
 from burnish.cli import main
 from burnish.cli.chat import plain_text, tinted_text
 from burnish.cli.speakers import conversing_config
 from burnish.types import FinishReason, Message, Rollout, Turn
+
+from .conftest import Run
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +120,8 @@ def test_tools_for_a_model(model: str) -> None:
     assert [tool.name for tool in config.conversation.tools] == ["calculator", "my.py:search"]
 
 
-def test_playing_needs_an_environment(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", model, "--play"]) == 2
-    assert "--play needs a run that was trained with an environment" in capsys.readouterr().err
+def test_playing_needs_an_environment(model: str, run: Run) -> None:
+    assert "--play needs a run that was trained with an environment" in run("chat", model, "--play", code=2)
 
 
 @pytest.mark.parametrize(
@@ -130,19 +132,13 @@ def test_playing_needs_an_environment(model: str, capsys: pytest.CaptureFixture[
         (["--domain", "math"], "--domain chooses between the tools and environments of a run's domains"),
     ],
 )
-def test_words_that_would_have_no_effect(
-    model: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["chat", model, *words]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+def test_words_that_would_have_no_effect(model: str, words: list[str], said: str, run: Run) -> None:
+    assert said in run("chat", model, *words, code=2)
 
 
-def test_what_is_piped_in_has_to_be_text(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_piped_in_has_to_be_text(model: str, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
-    assert main(["chat", model]) == 2
-    assert "what is piped in is not utf-8 text" in capsys.readouterr().err
+    assert "what is piped in is not utf-8 text" in run("chat", model, code=2)
 
 
 def test_a_line_at_a_terminal_begins_anew_on_request(
@@ -167,13 +163,11 @@ def test_a_line_at_a_terminal_begins_anew_on_request(
     assert first == second
 
 
-def test_what_cannot_be_talked_to(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["chat", model, "--system", "be brief"]) == 2
-    assert "--system needs a conversation" in capsys.readouterr().err
-    assert main(["chat", str(tmp_path / "nothing")]) == 2
-    assert "does not exist" in capsys.readouterr().err
+def test_what_cannot_be_talked_to(model: str, run: Run, tmp_path: Path) -> None:
+    assert "--system needs a conversation" in run("chat", model, "--system", "be brief", code=2)
+    assert "does not exist" in run("chat", str(tmp_path / "nothing"), code=2)
 
 
 def test_python_dash_m() -> None:
     done = subprocess.run([sys.executable, "-m", "burnish", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("burnish ")
+    assert done.stdout == f"burnish {__version__}\n"

@@ -11,7 +11,6 @@ from rich.console import Console
 from runs import lines_of
 
 from burnish.checkpointing.lock import RunLock
-from burnish.cli import main
 from burnish.cli.demo import make_room
 from burnish.cli.demo_result import Attempt, chosen, counts, show_attempts
 from burnish.config.loading import load_run_file
@@ -28,6 +27,8 @@ from burnish.demo import (
 )
 from burnish.errors import CheckpointError, ConfigError
 from burnish.machine.matmul_precision import num_threads
+
+from .conftest import Run
 
 
 @pytest.mark.parametrize(
@@ -115,17 +116,13 @@ def test_an_earlier_demo_is_moved_aside_and_nothing_else_is_touched(tmp_path: Pa
     assert (folder.path / "thesis.txt").read_text() == "mine"
 
 
-def test_a_folder_that_is_no_demo_is_refused_with_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_is_no_demo_is_refused_with_exit_code_2(tmp_path: Path, run: Run) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    assert main(["demo", "--output", str(tmp_path)]) == 2
-    assert "is not a demo" in capsys.readouterr().err
+    assert "is not a demo" in run("demo", "--output", str(tmp_path), code=2)
 
 
-def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--help"]) == 0
-    assert "burnish rl runs/demo/rl.yaml" in capsys.readouterr().out
+def test_help_has_examples(run: Run) -> None:
+    assert "burnish rl runs/demo/rl.yaml" in run("demo", "--help")
 
 
 def test_threads_are_as_before_afterwards() -> None:

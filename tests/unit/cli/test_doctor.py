@@ -13,6 +13,8 @@ import pytest
 from burnish.cli import main
 from burnish.cli.doctor import examination
 
+from .conftest import Run
+
 
 @pytest.fixture(autouse=True)
 def quick_parts(own_timings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,16 +57,12 @@ def test_the_whole_report_about_a_run_file_as_json(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_model_folder_and_the_folder_of_a_run(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", str(model)]) == 0
-    assert f"{model.name} (float32)" in capsys.readouterr().out
+def test_a_model_folder_and_the_folder_of_a_run(model: Path, tmp_path: Path, run: Run) -> None:
+    assert f"{model.name} (float32)" in run("doctor", str(model))
     (tmp_path / "run").mkdir()
-    assert main(["doctor", "run"]) == 2
-    assert "neither a model's folder nor a run's" in capsys.readouterr().err
-    assert main(["doctor", "nowhere.yaml"]) == 2
-    assert main(["doctor", str(model), "--quick"]) == 2
+    assert "neither a model's folder nor a run's" in run("doctor", "run", code=2)
+    run("doctor", "nowhere.yaml", code=2)
+    run("doctor", str(model), "--quick", code=2)
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ from burnish.config.loading import load_run_file
 from burnish.models.characters import character_tokenizer
 from burnish.observability.control import RunEnding, write_ending
 
+from .conftest import NUMBERS
+
 RUN = """\
 output: sweep
 model: {path: model, from_scratch: true}
@@ -22,11 +24,6 @@ data: {train: train.jsonl}
 rewards: exact
 steps: 4
 rollout: {prompts_per_step: 2, group_size: 3, max_response_tokens: 8}
-"""
-NUMBERS = """\
-lengths: {median: 20, sigma: 0.8, longest: 100}
-decoding: {base_seconds: 0.01, row_seconds: 0.001}
-update: {fixed_seconds: 0.1, divided_seconds: 4}
 """
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 16}
 HEAVY = {"torch._dynamo", "torch.distributed.tensor", "sympy", "datasets", "pandas", "pyarrow"}

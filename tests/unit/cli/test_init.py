@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from burnish.cli import main
 from burnish.config.loading import load_run_file
+
+from .conftest import Run
 
 CSV = 'Question,solution,level\n"What is 2+2?",4,1\n"What is 3+2?",5,2\n'
 ANSWERS = ("--data", "q.csv", "--column", "prompt=Question", "--model", "Qwen/Qwen2.5-0.5B-Instruct")
@@ -24,9 +25,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_files_of_a_first_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "first", *ANSWERS, "--reward", "own"]) == 0
-    said = capsys.readouterr().out
+def test_the_files_of_a_first_run(folder: Path, run: Run) -> None:
+    said = run("init", "first", *ANSWERS, "--reward", "own")
     assert "q.csv: 2 rows, layout prompt" in said
     assert "prompt <- Question, answer <- solution" in said
     config = load_run_file("first/run.yaml").config
@@ -34,28 +34,23 @@ def test_the_files_of_a_first_run(folder: Path, capsys: pytest.CaptureFixture[st
     assert [reward.name for reward in config.all_rewards] == ["first/reward.py:reward"]
     assert "one of the data: answer, Question, solution, level" in (folder / "first/reward.py").read_text()
     assert "burnish rl first/run.yaml " in (folder / "first/README.md").read_text()
-    assert main(["check", "first/run.yaml"]) == 0
-    assert "2 of 2 gold answers reach the top score 1" in capsys.readouterr().out
+    assert "2 of 2 gold answers reach the top score 1" in run("check", "first/run.yaml")
 
 
-def test_a_built_in_needs_no_file_and_rows_without_an_answer_another_function(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_built_in_needs_no_file_and_rows_without_an_answer_another_function(folder: Path, run: Run) -> None:
     (folder / "texts.jsonl").write_text('{"prompt": "Once"}\n')
     (folder / "held_out.csv").write_text(CSV.replace("2+2", "2+4"))
-    assert main(["init", "math", *ANSWERS, "--reward", "math", "--eval", "held_out.csv"]) == 0
-    assert "share of the mixture" not in capsys.readouterr().out
+    assert "share of the mixture" not in run("init", "math", *ANSWERS, "--reward", "math", "--eval", "held_out.csv")
     assert load_run_file("math/run.yaml").config.data.eval[0].columns == {"prompt": "Question"}
     assert sorted(path.name for path in (folder / "math").iterdir()) == ["README.md", "run.yaml"]
-    assert main(["init", "texts", "--data", "texts.jsonl", "--reward", "own", "--model", "m"]) == 0
+    run("init", "texts", "--data", "texts.jsonl", "--reward", "own", "--model", "m")
     assert "def reward(response: str) -> float:" in (folder / "texts/reward.py").read_text()
 
 
 @pytest.mark.parametrize("name", ["run.yaml", "reward.py", "README.md"])
-def test_nothing_is_overwritten(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_overwritten(folder: Path, name: str, run: Run) -> None:
     (folder / name).write_text("mine")
-    assert main(["init", *ANSWERS, "--reward", "own"]) == 2
-    assert f"{name} exists already" in capsys.readouterr().err
+    assert f"{name} exists already" in run("init", *ANSWERS, "--reward", "own", code=2)
     assert sorted(path.name for path in folder.iterdir()) == sorted(["q.csv", name])
 
 
@@ -69,10 +64,9 @@ def test_nothing_is_overwritten(folder: Path, name: str, capsys: pytest.CaptureF
     ],
 )
 def test_a_refusal_says_what_to_do_and_writes_nothing(
-    folder: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, words: tuple[str, ...], message: str, run: Run
 ) -> None:
-    assert main(["init", *words]) == 2
-    assert message in capsys.readouterr().err
+    assert message in run("init", *words, code=2)
     assert [path.name for path in folder.iterdir()] == ["q.csv"]
 
 

@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from burnish.api.policy import Policy
-from burnish.cli import main
 from burnish.outside.listening import listening
+
+from .conftest import Run
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
@@ -38,10 +39,7 @@ def test_a_model_is_served_and_what_was_said_is_recorded(talker: str, tmp_path: 
     record = tmp_path / "rows.jsonl"
     words = ["serve", talker, "--port", "0", "--key-variable", "KEY", "--max-tokens", "4", "--record", str(record)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "burnish", *words],
-        env={**os.environ, "KEY": KEY},
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", "burnish", *words], env={**os.environ, "KEY": KEY}, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
@@ -64,11 +62,10 @@ def test_a_model_is_served_and_what_was_said_is_recorded(talker: str, tmp_path: 
     assert second["trajectory"] == "second"  # what is open when the server ends is recorded, too
 
 
-def test_a_port_that_is_taken_is_refused_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_refused_before_the_model_is_loaded(run: Run) -> None:
     with listening("127.0.0.1", 0) as listener:
         port = str(listener.getsockname()[1])
-        assert main(["serve", "no/such/model", "--port", port]) == 2
-    assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
+        assert f"cannot listen on 127.0.0.1, port {port}" in run("serve", "no/such/model", "--port", port, code=2)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +79,7 @@ def test_a_port_that_is_taken_is_refused_before_the_model_is_loaded(capsys: pyte
     ],
 )
 def test_what_cannot_be_served_is_refused(
-    talker: str, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    talker: str, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setenv("SHORT", "secret")
-    assert main(["serve", talker, "--port", "0", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert said in run("serve", talker, "--port", "0", *words, code=2)

@@ -6,17 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from burnish.cli import main
+from .conftest import NUMBERS, Run
 
 RUN = "model: m\ndata: {train: t.jsonl}\nrewards: exact\nsteps: 40\nrollout: {prompts_per_step: 4, group_size: 4}\n"
-NUMBERS = """\
-lengths: {median: 20, sigma: 0.8, longest: 100}
-decoding: {base_seconds: 0.01, row_seconds: 0.001}
-update: {fixed_seconds: 0.1, divided_seconds: 4}
-"""
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "numbers.yaml").write_text(NUMBERS)
@@ -25,10 +20,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_simulates_from_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulates_from_numbers(folder: Path, run: Run) -> None:
     words = ["--simulate", "--numbers", "numbers.yaml", "--devices", "4,1", "--price", "2", "--mtbf", "500"]
-    assert main(["plan", "run.yaml", *words, "--steps", "3600", "--html", "out/plan.html"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = run("plan", "run.yaml", *words, "--steps", "3600", "--html", "out/plan.html")
     for part in ("10 ms + rows x 1 ms", "0.1 s + 4 s / devices", "1 all", "4 all", "3,600 steps", "goodput", "cost"):
         assert part in text
     assert "staleness on 4 devices, in steps: 100% by 1" in text
@@ -37,9 +31,8 @@ def test_simulates_from_numbers(folder: Path, capsys: pytest.CaptureFixture[str]
     assert page.count("<svg") == 3  # one device cannot be split
 
 
-def test_numbers_of_the_run_itself_are_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "run.yaml", "--simulate"]) == 2
-    assert "nothing says what these are: lengths, decoding, update" in capsys.readouterr().err
+def test_numbers_of_the_run_itself_are_found(run: Run) -> None:
+    assert "nothing says what these are: lengths, decoding, update" in run("plan", "run.yaml", "--simulate", code=2)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +48,5 @@ def test_numbers_of_the_run_itself_are_found(folder: Path, capsys: pytest.Captur
         (["--simulate", "--numbers", "numbers.yaml", "--mtbf", "0"], "mtbf_hours is 0"),
     ],
 )
-def test_what_is_refused(folder: Path, words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "run.yaml", *words]) == 2
-    assert part in " ".join(capsys.readouterr().err.split())
+def test_what_is_refused(words: list[str], part: str, run: Run) -> None:
+    assert part in run("plan", "run.yaml", *words, code=2)

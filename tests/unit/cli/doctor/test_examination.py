@@ -10,6 +10,7 @@ import shutil
 import socket
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -52,9 +53,8 @@ def fail_to_import(patch: pytest.MonkeyPatch) -> None:
 
 
 def refuse_to_compile(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        build, "find_compilers", Mock(side_effect=KernelError("there is no C compiler", remedy="install one"))
-    )
+    error = KernelError("there is no C compiler", remedy="install one")
+    patch.setattr(build, "find_compilers", Mock(side_effect=error))
 
 
 def refuse_gpus(patch: pytest.MonkeyPatch) -> None:
@@ -63,11 +63,9 @@ def refuse_gpus(patch: pytest.MonkeyPatch) -> None:
 
 
 def install(patch: pytest.MonkeyPatch, driver: str) -> None:
-    text = (
-        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12.3\n"
-    )
+    said = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Tue Mar  5 22:23:56 UTC 2024"
     file = Path(os.environ["HOME"]) / "driver"
-    file.write_text(text)
+    file.write_text(f"{said}\nGCC version: 12.3\n")
     patch.setattr(examination.of_gpus, "__defaults__", (file,))
 
 
@@ -110,129 +108,105 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.
 
 
 Change = Callable[[pytest.MonkeyPatch], object]
-CASES: dict[str, tuple[Change, str, str, str]] = {
-    "torch is missing": (
-        lambda patch: patch.setattr(
-            examination, "installed_version", lambda name: None if name in ("torch", *OPTIONAL) else "1"
-        ),
-        "fatal no-torch",
-        "torch is not installed",
-        "pip install torch",
-    ),
+
+
+def returns(owner: object, name: str, value: object) -> Change:
+    """Has a function return this."""
+    return lambda patch: patch.setattr(owner, name, lambda *_: value)
+
+
+def variables(**environment: str) -> Change:
+    return lambda patch: [patch.setenv(name, value) for name, value in environment.items()]
+
+
+def both(*changes: Change) -> Change:
+    return lambda patch: [change(patch) for change in changes]
+
+
+def lack_torch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(examination, "installed_version", lambda name: None if name in ("torch", *OPTIONAL) else "1")
+
+
+few_shared_bytes = partial(spare, shared=64 << 20)
+CASES: dict[str, tuple[Change, str]] = {
+    "torch is missing": (lack_torch, "fatal no-torch: torch is not installed -> pip install torch"),
     "torch does not load": (
         fail_to_import,
-        "fatal broken-torch",
-        "cannot be imported: OSError: libcudart.so.12: cannot open shared",
-        "take this machine's build",
+        "fatal broken-torch: cannot be imported: OSError: libcudart.so.12: cannot open shared"
+        " -> take this machine's build",
     ),
     "an unknown capability": (
-        lambda patch: patch.setenv("BURNISH_WITHOUT", "avx3"),
-        "problem setting",
-        "names 'avx3'",
-        "every run is refused",
+        variables(BURNISH_WITHOUT="avx3"),
+        "problem setting: names 'avx3' -> every run is refused",
     ),
     "capabilities are turned off": (
-        lambda patch: [patch.setenv("ATEN_CPU_CAPABILITY", "default"), patch.setenv("BURNISH_TIMING", "off")],
-        "note turned-off",
-        "BURNISH_TIMING=off, ATEN_CPU_CAPABILITY=default",
-        "unset BURNISH_TIMING, ATEN_CPU_CAPABILITY",
+        variables(ATEN_CPU_CAPABILITY="default", BURNISH_TIMING="off"),
+        "note turned-off: BURNISH_TIMING=off, ATEN_CPU_CAPABILITY=default -> unset BURNISH_TIMING, ATEN_CPU_CAPABILITY",
     ),
     "more threads than the container pays for": (
-        lambda patch: [patch.setattr(torch, "get_num_threads", lambda: 32), patch.setattr(os, "cpu_count", lambda: 64)],
-        "problem too-many-threads",
-        "32 threads (PyTorch's own choice), but this process may keep 8 of 64 cores busy",
-        "set OMP_NUM_THREADS=8",
+        both(returns(torch, "get_num_threads", 32), returns(os, "cpu_count", 64)),
+        "problem too-many-threads: 32 threads (PyTorch's own choice), but this process may keep 8 of 64 cores busy"
+        " -> set OMP_NUM_THREADS=8",
     ),
     "few threads by a variable": (
-        lambda patch: [patch.setattr(torch, "get_num_threads", lambda: 1), patch.setenv("OMP_NUM_THREADS", "1")],
-        "note few-threads",
-        "1 of 8 cores (OMP_NUM_THREADS is 1)",
-        "unset OMP_NUM_THREADS",
+        both(returns(torch, "get_num_threads", 1), variables(OMP_NUM_THREADS="1")),
+        "note few-threads: 1 of 8 cores (OMP_NUM_THREADS is 1) -> unset OMP_NUM_THREADS",
     ),
     "little memory in a large machine": (
-        lambda patch: patch.setattr(examination, "container_limits", lambda: ContainerLimits(memory_bytes=GIB)),
-        "problem little-memory",
-        "1.00 GiB of memory",
-        "raise the container's limit",
+        returns(examination, "container_limits", ContainerLimits(memory_bytes=GIB)),
+        "problem little-memory: 1.00 GiB of memory -> raise the container's limit",
     ),
-    "no compiler": (refuse_to_compile, "problem no-kernels", "there is no C compiler", "install one"),
+    "no compiler": (refuse_to_compile, "problem no-kernels: there is no C compiler -> install one"),
     "a cache that others may write": (
         open_to_others,
-        "problem cache",
-        "cannot be used (others may change it)",
-        "not writable for others",
+        "problem cache: cannot be used (others may change it) -> not writable for others",
     ),
-    "no home": (
-        lambda patch: patch.setattr(build, "cache_folder", lambda: None),
-        "note no-cache",
-        "there is no home folder",
-        "XDG_CACHE_HOME",
-    ),
+    "no home": (returns(build, "cache_folder", None), "note no-cache: there is no home folder -> XDG_CACHE_HOME"),
     "a build for CUDA without a driver": (
         see_gpus,
-        "problem no-gpu",
-        "built for CUDA 12.8 and sees no GPU",
-        "docker run --gpus all",
+        "problem no-gpu: built for CUDA 12.8 and sees no GPU -> docker run --gpus all",
     ),
     "a build for CUDA with GPUs that are hidden": (
-        lambda patch: [see_gpus(patch), patch.setenv("CUDA_VISIBLE_DEVICES", "")],
-        "problem no-gpu",
-        "sees no GPU",
-        "look at CUDA_VISIBLE_DEVICES",
+        both(see_gpus, variables(CUDA_VISIBLE_DEVICES="")),
+        "problem no-gpu: sees no GPU -> look at CUDA_VISIBLE_DEVICES",
     ),
     "a driver that is too old": (
-        lambda patch: [refuse_gpus(patch), install(patch, "470.82")],
-        "problem gpu",
-        "RuntimeError: driver too old",
-        "newer than 470.82",
+        both(refuse_gpus, partial(install, driver="470.82")),
+        "problem gpu: RuntimeError: driver too old -> newer than 470.82",
     ),
     "a GPU and a build for CPUs": (
-        lambda patch: install(patch, "550.54.15"),
-        "problem unused-gpu",
-        "driver 550.54.15 is there, but this PyTorch is built for CPUs",
-        "install the build for CUDA",
+        partial(install, driver="550.54.15"),
+        "problem unused-gpu: driver 550.54.15 is there, but this PyTorch is built for CPUs"
+        " -> install the build for CUDA",
     ),
     "an old GPU": (
         lambda patch: see_gpus(patch, 7),
-        "note gpu-without-bfloat16",
-        "GPU of 7 has no instructions",
-        "model.dtype: float32",
+        "note gpu-without-bfloat16: GPU of 7 has no instructions -> model.dtype: float32",
     ),
     "bfloat16 is emulated": (
-        lambda patch: patch.setattr(processor, "multiplies_bfloat16", lambda: False),
-        "note slow-bfloat16",
-        "bfloat16 is emulated",
-        "model.dtype: float32",
+        returns(processor, "multiplies_bfloat16", False),
+        "note slow-bfloat16: bfloat16 is emulated -> model.dtype: float32",
     ),
-    "a full disk": (
-        lambda patch: spare(patch, disk=2 * GIB),
-        "problem full-disk",
-        "folder of runs: 2.00 GiB are free",
-        "make room",
-    ),
+    "a full disk": (partial(spare, disk=2 * GIB), "problem full-disk: folder of runs: 2.00 GiB are free -> make room"),
     "tiny shared memory with Ray": (
-        lambda patch: [
-            spare(patch, shared=64 << 20),
-            patch.setattr(examination, "installed_version", lambda name: "1.0"),
-        ],
-        "problem shared-memory",
-        "/dev/shm has 64.0 MiB, which is too little for ray, vllm;",
-        "--shm-size",
+        both(few_shared_bytes, returns(examination, "installed_version", "1.0")),
+        "problem shared-memory: /dev/shm has 64.0 MiB, which is too little for ray, vllm; -> --shm-size",
     ),
     "tiny shared memory with several GPUs": (
-        lambda patch: [spare(patch, shared=64 << 20), see_gpus(patch, 9, 9)],
-        "problem shared-memory",
-        "several GPUs (NCCL)",
-        "--shm-size",
+        both(few_shared_bytes, lambda patch: see_gpus(patch, 9, 9)),
+        "problem shared-memory: several GPUs (NCCL) -> --shm-size",
     ),
 }
+"""What is changed, and the weight and name of the problem, words about it, and words of its remedy."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_problem_is_found_alone_and_has_a_remedy(case: str, healthy: pytest.MonkeyPatch) -> None:
-    change, name, what, remedy = CASES[case]
+    change, expected = CASES[case]
     change(healthy)
     (problem,) = examine(Path.cwd(), quick=True).problems
+    name, words = expected.split(": ", 1)
+    what, remedy = words.split(" -> ")
     assert f"{problem.weight} {problem.name}" == name
     assert what in problem.what
     assert remedy in problem.remedy
@@ -241,10 +215,10 @@ def test_a_problem_is_found_alone_and_has_a_remedy(case: str, healthy: pytest.Mo
 @pytest.mark.parametrize(
     "change",
     [
-        lambda patch: None,
-        lambda patch: spare(patch, shared=64 << 20),  # which nothing uses
-        lambda patch: [see_gpus(patch, 9), patch.setattr(processor, "multiplies_bfloat16", lambda: False)],
-        lambda patch: [patch.setattr(platform, "system", lambda: "Darwin"), patch.setattr(build, "SOURCES", None)],
+        both(),
+        few_shared_bytes,  # which nothing uses
+        both(lambda patch: see_gpus(patch, 9), returns(processor, "multiplies_bfloat16", False)),
+        both(returns(platform, "system", "Darwin"), lambda patch: patch.setattr(build, "SOURCES", None)),
     ],
 )
 def test_a_healthy_machine_has_none(change: Change, healthy: pytest.MonkeyPatch) -> None:
@@ -253,9 +227,8 @@ def test_a_healthy_machine_has_none(change: Change, healthy: pytest.MonkeyPatch)
 
 
 def test_no_tier_of_the_sandbox_confines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        trial, "strongest", Mock(side_effect=SandboxError("no tier confines programs here", remedy="run elsewhere"))
-    )
+    error = SandboxError("no tier confines programs here", remedy="run elsewhere")
+    monkeypatch.setattr(trial, "strongest", Mock(side_effect=error))
     report = Report()
     report.add(report.machine, of_sandbox())
     (problem,) = report.problems
