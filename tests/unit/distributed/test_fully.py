@@ -3,8 +3,10 @@ rounding."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,22 +14,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from burnish.config.schema_data import LoraConfig
 from burnish.distributed.fork_server import ForkServer
+from burnish.distributed.fully import fully_sharded
 from burnish.distributed.handles import TeamRole
 from burnish.distributed.launching import LocalLauncher, ProcessSpec, start_all
-from burnish.distributed.team import Rendezvous
-
-ROLES = """
-import contextlib
-import dataclasses
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
-from burnish.config.schema_data import LoraConfig
-from burnish.distributed.fully import fully_sharded
-from burnish.distributed.team import joined
-from burnish.errors import ConfigError, KernelError
+from burnish.distributed.team import Rendezvous, joined
+from burnish.errors import KernelError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes
 from burnish.forward.probe import use_layer_kernels, use_packed_rows
@@ -35,14 +31,9 @@ from burnish.models.loading import LoadedModel, prepare_for_training
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
-from burnish.models.roles import count_denominators
-from burnish.models.roles import ObjectiveValue
+from burnish.models.roles import ObjectiveValue, count_denominators
 
 LANES, WORDS = 6, 301
-SHAPE = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "tie_word_embeddings",
-)
 
 
 class Tokenizer:
@@ -53,12 +44,12 @@ class Tokenizer:
 class Likelihood:
     needs_entropy = True
 
-    def __call__(self, scores, batch, denominators):
+    def __call__(self, scores: Any, batch: Batch, denominators: Any) -> ObjectiveValue:
         gain = torch.where(batch.loss_mask, scores.logprobs_BT + 0.1 * scores.entropy_BT, 0.0)
         return ObjectiveValue(-gain.sum() / denominators.num_tokens, {})
 
 
-def batch(rows, seed):
+def batch(rows: int, seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 13, (rows,), generator=generator)
     return Batch(
@@ -71,20 +62,18 @@ def batch(rows, seed):
     )
 
 
-def policy_of(lanes, seed, case):
+def policy_of(lanes: Lanes, seed: int, case: str) -> LocalPolicy:
     torch.manual_seed(0 if "lora" in case else seed)  # adapters are saved without the model below
-    config = LlamaConfig(
-        vocab_size=WORDS, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings="untied" not in case,
-    )
+    sizes = {"vocab_size": WORDS, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {**sizes, **heads, "tie_word_embeddings": "untied" not in case}
     if "router" in case:
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-        shape = {key: value for key, value in config.to_dict().items() if key in SHAPE}
         model = MixtralForCausalLM(MixtralConfig(**shape, **experts, use_cache=False))
         prepare_for_training(model)
         loaded = LoadedModel(model, Tokenizer(), (2,), 0, 64, router_aux_coef=0.5)
         return LocalPolicy(loaded, OptimizerSettings(1e-3, 10), tokens_per_microbatch=40, lanes=lanes)
-    model = LlamaForCausalLM(config).to(torch.bfloat16 if "bfloat16" in case else torch.float32)
+    model = LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16 if "bfloat16" in case else torch.float32)
     recomputes = "recomputing" in case
     prepare_for_training(model, gradient_checkpointing=recomputes)
     assert use_packed_rows(model)
@@ -97,11 +86,11 @@ def policy_of(lanes, seed, case):
 
 
 class Learner:
-    def __init__(self, lanes, case):
+    def __init__(self, lanes: Lanes, case: str) -> None:
         self.lanes, self.case = lanes, case
         self.policy, self.reference = self.made(0)
 
-    def made(self, seed):
+    def made(self, seed: int) -> tuple[LocalPolicy, Any]:
         policy = policy_of(self.lanes, seed, self.case)
         reference = policy.reference()
         if self.lanes.team is not None:
@@ -110,8 +99,8 @@ class Learner:
                 reference.share_weights(fully_sharded)
         return policy, reference
 
-    def gradients(self):
-        '''Of a step in two parts: the second one has a single row, so most processes have none of it.'''
+    def gradients(self) -> dict[str, Tensor]:
+        """Of a step in two parts: the second one has a single row, so most processes have none of it."""
         first, second = batch(21, 1), batch(1, 2)
         denominators = dataclasses.replace(count_denominators(first), num_tokens=150)
         self.policy.accumulate(first, Likelihood(), denominators)
@@ -121,52 +110,47 @@ class Learner:
             for name, parameter in self.policy.trainable_parameters()
         }
 
-    def settle(self):
+    def settle(self) -> float:
         return float(self.policy.settle().metrics["policy/grad_norm"].value)
 
-    def logprobs(self):
+    def logprobs(self) -> Tensor:
         return self.policy.logprobs(batch(3, 3)).logprobs_BT
 
-    def of_reference(self):
+    def of_reference(self) -> Tensor:
         return self.reference.logprobs(batch(3, 3))
 
-    def weights(self):
+    def weights(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.policy.publish().tensors()}
 
-    def kept(self):
-        '''Numbers of weights and moments in this process.'''
+    def kept(self) -> list[tuple[int, int]]:
+        """Numbers of weights and moments in this process."""
         slices = [self.policy._optimizers[0].weights._masters[name] for name, _ in self.policy.trainable_parameters()]
         moments = [self.policy._optimizers[0].weights._adam.state[part]["exp_avg"] for part in slices]
         return self.lanes.team.exchange((sum(map(torch.numel, slices)), sum(map(torch.numel, moments))))
 
-    def save(self, folder):
+    def save(self, folder: Path) -> Any:
         self.policy.save_weights(folder)
         return self.policy.training_state()
 
-    def load(self, folder, state):
+    def load(self, folder: Path, state: Any) -> None:
         self.policy, _ = self.made(5)
         self.policy.load_weights(folder)
         self.policy.load_training_state(state)
 
-    def failing(self):
+    def failing(self) -> None:
         class Failing(Likelihood):
-            def __call__(self, scores, batch, denominators):
+            def __call__(self, scores: Any, batch: Batch, denominators: Any) -> ObjectiveValue:
                 raise ValueError("a bug in a loss")
+
         last = self.lanes.team.rank == self.lanes.team.size - 1
         rows = batch(21, 1)
         self.policy.accumulate(rows, Failing() if last else Likelihood(), count_denominators(rows))
 
 
 @contextlib.contextmanager
-def learner(meeting, case):
+def learner(meeting: Rendezvous, case: str) -> Iterator[dict[str, Learner]]:
     with joined(meeting, on_gpu=False) as team:
         yield {"learner": Learner(Lanes(LANES, team), case)}
-"""
-
-
-@pytest.fixture(scope="module")
-def module(make_module: Callable[[str, str], Any]) -> Any:
-    return make_module("fully_of_test", ROLES)
 
 
 def difference(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
@@ -222,11 +206,11 @@ def by_hand(*case: Any) -> Any:
         by_hand(2, "bfloat16 lora"),
     ],
 )
-def test_one_process_up_to_rounding(size: int, case: str, module: Any, tmp_path: Path, fork_server: ForkServer) -> None:
-    one = module.Learner(module.Lanes(module.LANES), case)
+def test_one_process_up_to_rounding(size: int, case: str, tmp_path: Path, fork_server: ForkServer) -> None:
+    one = Learner(Lanes(LANES), case)
     before = one.weights()
     meetings = [Rendezvous.at_file(rank, size, tmp_path / "meeting", seconds=180) for rank in range(size)]
-    seats = [ProcessSpec(f"trainer {meeting.rank}", module.learner, (meeting, case)) for meeting in meetings]
+    seats = [ProcessSpec(f"trainer {meeting.rank}", learner, (meeting, case)) for meeting in meetings]
     launcher = LocalLauncher(threads=1, stacks=tmp_path, fork_server=fork_server)
     with ExitStack() as stack:
         processes = [stack.enter_context(p) for p in start_all(launcher, seats)]
