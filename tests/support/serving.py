@@ -30,3 +30,15 @@ def served(application: Callable[[Callable[[], bool]], Any]) -> Iterator[socket.
             server.should_exit = True
             thread.join(60)
         assert not thread.is_alive()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    """Whether anybody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

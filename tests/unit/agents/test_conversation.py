@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from echoing import OBSERVED, Echo, Key
@@ -37,24 +38,15 @@ class Script:
     ) -> list[Rollout]:
         self.seen.append(list(requests))
         self.limits.append(sampling.max_response_tokens)
-        rollouts = [
-            Rollout(
-                request.prompt_id,
-                request.group_id,
-                index,
-                request.prompt_tokens,
-                tuple(10 + index for _ in range(1 + index)),
-                tuple(-0.5 for _ in range(1 + index)),
-                FinishReason.STOP,
-                self.version,
-                response=f"said {index}",
-            )
-            for request in requests
-            for index in request.sample_indices
-        ]
+        rollouts = [self._said(request, index) for request in requests for index in request.sample_indices]
         if on_finished is not None and self.tells:
             on_finished(rollouts[:1])  # the rest is only returned, which the protocol allows
         return rollouts[: len(rollouts) - self.forgets]
+
+    def _said(self, request: RolloutRequest, index: int) -> Rollout:
+        asked = (request.prompt_id, request.group_id, index, request.prompt_tokens)
+        tokens, logprobs = (10 + index,) * (1 + index), (-0.5,) * (1 + index)
+        return Rollout(*asked, tokens, logprobs, FinishReason.STOP, self.version, response=f"said {index}")
 
     def sync(self, weights: Weights) -> None:
         raise NotImplementedError
@@ -74,9 +66,7 @@ def request(prompt: str, group: int, *samples: int) -> RolloutRequest:
 
 
 def ask(engine: Any, *requests: RolloutRequest, tokens: int = 50, **given: Any) -> list[Rollout]:
-    sampling = replace(SAMPLING, max_response_tokens=tokens)
-    rollouts: list[Rollout] = engine.generate(requests, sampling, seed=0, step=1, **given)
-    return rollouts
+    return list(engine.generate(requests, Sampling(max_response_tokens=tokens), seed=0, step=1, **given))
 
 
 def test_turns_and_answers_alternate() -> None:
@@ -85,16 +75,11 @@ def test_turns_and_answers_alternate() -> None:
     assert rollout.rollout_logprobs == (-0.5, -0.5, 0.0, 0.0, 0.0, -0.5, -0.5)
     assert rollout.sampled_mask() == (True, True, False, False, False, True, True)
     assert rollout.num_sampled() == 4
-    assert [(turn.author, turn.start, turn.stop) for turn in rollout.turns] == [
-        ("policy", 0, 2),
-        ("tool", 2, 5),
-        ("policy", 5, 7),
-    ]
+    places = [(turn.author, turn.start, turn.stop) for turn in rollout.turns]
+    assert places == [("policy", 0, 2), ("tool", 2, 5), ("policy", 5, 7)]
     assert [turn.messages[0].content for turn in rollout.turns] == ["said 1, heard", "echo", "said 1, heard"]
     assert [turn.reward for turn in rollout.turns] == [1.0, None, None]
-    assert rollout.response == "said 1"
-    assert rollout.finish_reason is FinishReason.STOP
-    assert rollout.prompt_id == "p"
+    assert (rollout.prompt_id, rollout.response, rollout.finish_reason) == ("p", "said 1", FinishReason.STOP)
 
 
 def test_each_turn_has_its_seconds_which_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +117,7 @@ def test_order_and_single_turns_are_kept() -> None:
     asked = (request("q", 0, 1, 0), request("single", 1, 0, 2), request("p", 2, 1))
     rollouts = ask(engine_of(script, Echo(calls=1)), *asked)
     assert [(r.group_id, r.sample_index) for r in rollouts] == [(0, 1), (0, 0), (1, 0), (1, 2), (2, 1)]
-    assert rollouts[2].turns == ()
-    assert rollouts[2].response_tokens == (10,)
+    assert (rollouts[2].turns, rollouts[2].response_tokens) == ((), (10,))
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -171,16 +155,11 @@ def test_last_words_are_in_the_turn_that_they_answer() -> None:
     assert rollout.turns == (Turn("policy", 0, 1, (Message("assistant", "said"), Message("user", "you win")), 1.0),)
 
 
-def test_the_last_turn_allowed_ends_a_conversation() -> None:
+def test_the_last_turn_allowed_or_the_partner_ends_a_conversation() -> None:
     (rollout,) = ask(engine_of(Script(), Echo(calls=9), turns=2), request("p", 0))
-    assert rollout.finish_reason is FinishReason.TURNS
-    assert rollout.response_tokens == (10, *OBSERVED, 10)
-
-
-def test_the_partner_may_end_a_conversation_for_its_own_reason() -> None:
+    assert (rollout.finish_reason, rollout.response_tokens) == (FinishReason.TURNS, (10, *OBSERVED, 10))
     (rollout,) = ask(engine_of(Script(), Echo(calls=0, ends=FinishReason.LENGTH)), request("p", 0))
-    assert rollout.finish_reason is FinishReason.LENGTH
-    assert rollout.response_tokens == (10,)
+    assert (rollout.finish_reason, rollout.response_tokens) == (FinishReason.LENGTH, (10,))
 
 
 @pytest.mark.parametrize(("limits", "room"), [({"tokens": 4}, 4), ({"context": 7}, 4), ({"tokens": 5}, 5)])
@@ -197,8 +176,7 @@ def test_a_turn_beyond_the_limit_is_cut_and_asks_nothing() -> None:
     """Nor does a reward see more of it than is trained on."""
     echo = Echo(calls=1, pays=1.0)
     (rollout,) = ask(engine_of(Script(), echo), request("p", 0, 3), tokens=2)
-    assert rollout.response_tokens == (13, 13)
-    assert rollout.rollout_logprobs == (-0.5, -0.5)
+    assert (rollout.response_tokens, rollout.rollout_logprobs) == ((13, 13), (-0.5, -0.5))
     assert rollout.finish_reason is FinishReason.LENGTH
     assert echo.said("begin") == []
     assert rollout.response == "decoded [13, 13]"
@@ -226,8 +204,7 @@ def test_a_turn_that_its_own_limit_has_cut_ends_the_conversation() -> None:
 
     echo = Echo(calls=1)
     (rollout,) = ask(engine_of(Cutting(tells=False), echo, turn_tokens=2), request("p", 0))
-    assert rollout.finish_reason is FinishReason.LENGTH
-    assert rollout.response == "said 0"
+    assert (rollout.finish_reason, rollout.response) == (FinishReason.LENGTH, "said 0")
     assert echo.said("begin") == []
 
 
@@ -239,11 +216,9 @@ def test_an_environment_may_add_to_the_prompt() -> None:
     prompts = [rollout.prompt_tokens for rollout in rollouts]
     assert prompts == [(1, 2, 3, 7, 8), (1, 2, 3), (1, 9)]
     assert [one.prompt_tokens for one in script.seen[0]] == prompts
-    assert [one.prompt_tokens for one in script.seen[1]] == [
-        (1, 2, 3, 7, 8, 10, *OBSERVED),
-        (1, 2, 3, 11, 11, *OBSERVED),
-        (1, 9, 12, 12, 12, *OBSERVED),
-    ]
+    said = [(10,), (11, 11), (12, 12, 12)]
+    seen = [(*prompt, *tokens, *OBSERVED) for prompt, tokens in zip(prompts, said, strict=True)]
+    assert [one.prompt_tokens for one in script.seen[1]] == seen
     assert [part.tokens for part in script.seen[1][0].parts] == [(1, 2, 3, 7, 8), (10, *OBSERVED)]
 
 
@@ -258,8 +233,7 @@ def test_a_prompt_that_fills_the_context_ends_its_conversation_with_a_reason(len
     echo = Echo(calls=1, opened={1: (1,) * length}, pays=1.0)
     script = Script()
     fine, full = ask(engine_of(script, echo, context=12), request("p", 0, 0, 1))
-    assert fine.finish_reason is FinishReason.STOP
-    assert full.finish_reason is FinishReason.FAILED
+    assert (fine.finish_reason, full.finish_reason) == (FinishReason.STOP, FinishReason.FAILED)
     assert full.status is RewardStatus.ERROR
     assert full.status_detail == f"the prompt has {length} tokens, but the context only 12"
     assert full.response_tokens == ()
@@ -276,20 +250,15 @@ def test_a_prompt_that_fills_the_context_ends_its_conversation_with_a_reason(len
         ("close", (10, *OBSERVED, 10), "it says nothing"),
     ],
 )
-def test_an_environment_that_fails_ends_its_own_conversation(
-    fails: str | int, tokens: tuple[int, ...], why: str
-) -> None:
+def test_an_environment_that_fails_ends_its_own_conversation(fails: Any, tokens: tuple[int, ...], why: str) -> None:
     echo = Echo(calls=1, fails={0: fails}, pays=3.0)
     finished: list[Rollout] = []
     lost, fine = ask(engine_of(Script(), echo), request("p", 0, 0, 1), on_finished=finished.extend)
     assert lost.finish_reason is FinishReason.FAILED
     assert (lost.status, lost.status_detail) == (RewardStatus.ERROR, why)
-    assert lost.response_tokens == tokens
-    assert lost.environment_reward is None
-    assert lost.policy_version == 0
+    assert (lost.response_tokens, lost.environment_reward, lost.policy_version) == (tokens, None, 0)
     assert Rollout.from_dict(lost.to_dict()) == lost
-    assert (fine.finish_reason, fine.status) == (FinishReason.STOP, RewardStatus.PENDING)
-    assert fine.environment_reward == 3.0
+    assert (fine.finish_reason, fine.status, fine.environment_reward) == (FinishReason.STOP, RewardStatus.PENDING, 3.0)
     assert {id(one) for one in finished} == {id(lost), id(fine)}
     assert ((0, 0) in dict(echo.said("finish"))) is (fails == "close")
 
@@ -314,13 +283,9 @@ def test_an_engine_that_loses_a_turn_is_named() -> None:
 
 
 def test_whatever_ends_the_call_lets_go_of_the_conversations() -> None:
-    class Broken(Script):
-        def generate(self, *given: Any, **more: Any) -> list[Rollout]:
-            raise KeyboardInterrupt
-
     echo = Echo()
     with pytest.raises(KeyboardInterrupt):
-        ask(engine_of(Broken(), echo), request("p", 0))
+        ask(engine_of(Mock(generate=Mock(side_effect=KeyboardInterrupt)), echo), request("p", 0))
     assert echo.closed == 1
 
 
@@ -398,14 +363,9 @@ def test_each_history_begins_a_row() -> None:
     finished: list[Rollout] = []
     engine = engine_of(script, Forgetful(calls=2, pays=4.0))
     rows = ask(engine, request("p", 0, 1), request("p", 1), on_finished=finished.extend)
-    assert [(*row.key, row.ends_in) for row in rows] == [
-        (0, 1, 1, 1),
-        (0, 1, 2, 1),
-        (0, 1, 0, None),
-        (1, 0, 1, 0),
-        (1, 0, 2, 0),
-        (1, 0, 0, None),
-    ]
+    keys = [(*row.key, row.ends_in) for row in rows]
+    assert keys[:3] == [(0, 1, 1, 1), (0, 1, 2, 1), (0, 1, 0, None)]
+    assert keys[3:] == [(1, 0, 1, 0), (1, 0, 2, 0), (1, 0, 0, None)]
     assert [row.prompt_tokens for row in rows[:3]] == [(1, 2, 3), (7,) * 4, (7,) * 5]
     assert [row.prompt_tokens for row in rows[:3]] == [seen[0].prompt_tokens for seen in script.seen]
     assert all(row.response_tokens == (11, 11) and row.sampled_mask() == (True, True) for row in rows[:3])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -27,41 +29,34 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 AGENTS = """
 import asyncio, json, os, subprocess, sys, time, urllib.error, urllib.request
 
-
 def post(base_url, api_key, path, body):
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
     request = urllib.request.Request(base_url + path, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
 
-
 def say(base_url, api_key, model, messages, **more):
     body = {"model": model, "messages": messages, **more}
     return post(base_url, api_key, "/chat/completions", body)["choices"][0]["message"]
-
 
 def run(base_url, api_key, model, messages, answer, turns=2, **row):
     for _ in range(turns):
         messages = [*messages, say(base_url, api_key, model, messages), {"role": "user", "content": "more"}]
     return float(messages[-2]["content"] == answer)
 
-
 async def waits(base_url, api_key, model, messages):
     await asyncio.sleep(0)
     say(base_url, api_key, model, messages)
     return True
 
-
 def pays_by_call(base_url, api_key, model, messages):
     say(base_url, api_key, model, messages)
     post(base_url, api_key, "/reward", {"reward": 0.25})
-
 
 def branches(base_url, api_key, model, messages):
     for text in "ab":
         say(base_url, api_key, model, [{"role": "user", "content": text}])
     return 2.0
-
 
 def too_many(base_url, api_key, model, messages):
     try:
@@ -69,7 +64,6 @@ def too_many(base_url, api_key, model, messages):
     except urllib.error.HTTPError as error:
         assert json.load(error)["error"]["code"] == "turns_exhausted"
         return -1.0
-
 
 def by_row(base_url, api_key, model, messages, kind):
     if kind == "hangs":
@@ -81,40 +75,27 @@ def by_row(base_url, api_key, model, messages, kind):
         os._exit(3)
     if kind == "raises":
         raise ValueError("of its own")
-    if kind == "returns text":
-        return "good"
-    if kind == "returns nan":
-        return float("nan")
-    return 1.0
-
+    return {"returns text": "good", "returns nan": float("nan")}.get(kind, 1.0)
 
 def measures(base_url, api_key, model, messages, cases):
     say(base_url, api_key, model, messages)
     return float(len(cases))
 
-
 def leaves(base_url, api_key, model, messages):
     say(base_url, api_key, model, messages)
     return float(subprocess.Popen(["sleep", "600"]).pid)
 
-
-def silent(**row):
-    return 1.0
-
+def silent(**row): return 1.0
 
 def hot(base_url, api_key, model, messages):
     say(base_url, api_key, model, messages, temperature=0.123)
     return 1.0
 
-
-def needs(colour):
-    pass
-
+def needs(colour): ...
 
 def seeded(base_url, api_key, model, messages, seed):
     say(base_url, api_key, model, messages)
     return seed
-
 
 if __name__ == "__main__":
     given = json.load(sys.stdin)
@@ -147,14 +128,12 @@ def hold(agents_file: Path) -> Iterator[Callable[..., AgentEngine]]:
             server = AgentServer()
             stack.callback(server.close)
             speech = speech_of()
-            run = Sampling(0, temperature=1.0)
-            talk = AgentTalk(host, speech, run, **{"turns": 4, "call_seconds": 20.0, "open_seconds": 20.0, **settings})
-            prompts = [
-                Prompt(f"p{i}", messages=(Message("user", "q"),), columns={"answer": "yes", **row})
-                for i, row in enumerate(rows)
-            ]
+            settings = {"turns": 4, "call_seconds": 20.0, "open_seconds": 20.0, **settings}
+            talk = AgentTalk(host, speech, Sampling(0, temperature=1.0), **settings)
+            asked = (Message("user", "q"),)
+            columns = {f"p{i}": {"answer": "yes", **row} for i, row in enumerate(rows)}
+            talks = {name: (talk, Prompt(name, messages=asked, columns=row)) for name, row in columns.items()}
             script = Script(speech.tokenizer)
-            talks = {prompt.id: (talk, prompt) for prompt in prompts}
             return AgentEngine(script, script, talks, server, context_length=4_000), script
 
         yield start
@@ -174,11 +153,8 @@ def read(engine: AgentEngine) -> dict[str, float | None]:
 def test_agents_are_given_their_row_and_pay_for_it(hold: Any) -> None:
     engine, script = hold("run", rows=[{}, {"answer": "no", "turns": 1}])
     rows = ask(engine, (0, 1), (0,))
-    assert [(row.group_id, row.sample_index, row.environment_reward) for row in rows] == [
-        (0, 0, 1.0),
-        (0, 1, 1.0),
-        (1, 0, 0.0),
-    ]
+    paid = {(row.group_id, row.sample_index): row.environment_reward for row in rows}
+    assert paid == {(0, 0): 1.0, (0, 1): 1.0, (1, 0): 0.0}
     assert [len(row.turns) for row in rows] == [3, 3, 1]
     assert {request.name for request in script.seen} == {"p0", "p0, turn 2", "p1"}
     assert all(row.prompt_tokens == script.seen[0].prompt_tokens for row in rows)
@@ -205,24 +181,19 @@ def test_rewards_come_in_several_ways(hold: Any, agent: str, reward: float) -> N
 
 @pytest.mark.slow
 def test_a_row_may_be_larger_than_a_socket_holds(hold: Any) -> None:
-    engine, _ = hold("measures", rows=[{"cases": "x" * 3_000_000}])
-    (row,) = ask(engine, (0,))
+    (row,) = ask(hold("measures", rows=[{"cases": "x" * 3_000_000}])[0], (0,))
     assert row.environment_reward == 3_000_000
 
 
 def test_what_an_agent_has_started_ends_with_it(hold: Any) -> None:
-    engine, _ = hold("leaves")
-    (row,) = ask(engine, (0,))
+    (row,) = ask(hold("leaves")[0], (0,))
     pid = int(row.environment_reward)
     wait_for(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @pytest.mark.slow
 def test_a_command_is_an_agent(hold: Any, agents_file: Path) -> None:
-    import sys
-
-    engine, _ = hold(f"command:{sys.executable} {agents_file}")
-    (row,) = ask(engine, (0,))
+    (row,) = ask(hold(f"command:{sys.executable} {agents_file}")[0], (0,))
     assert row.environment_reward == 0.75
 
 
@@ -236,25 +207,27 @@ def test_branches_are_rows_except_in_evaluations(hold: Any) -> None:
     assert [row.sample_index for row in ask(engine, (-1,), sampling=greedy)] == [-1]
 
 
+FAILING = {
+    "raises": r"ValueError: of its own .*agents\.py:",
+    "dies": "its process has ended",
+    "returns text": "returned is of the type str",
+    "returns nan": "returned is nan",
+    "hangs later": "no request and no end within 1 s",
+    "hangs": "no request and no end within 2 s",
+}
+
+
 @pytest.mark.slow
 def test_an_agent_that_fails_fails_alone(hold: Any) -> None:
-    kinds = ["fine", "raises", "dies", "returns text", "returns nan", "hangs later", "hangs"]
+    kinds = ["fine", *FAILING]
     engine, _ = hold("by_row", rows=[{"kind": kind} for kind in kinds], call_seconds=1.0, open_seconds=2.0)
     began = time.monotonic()
-    rows = ask(engine, *[(0,)] * len(kinds))
+    fine, *failed = ask(engine, *[(0,)] * len(kinds))
     assert time.monotonic() - began < 30
-    assert rows[0].environment_reward == 1.0
-    why = {kind: row.status_detail for kind, row in zip(kinds, rows, strict=True)}
-    assert why["fine"] == ""
-    assert "ValueError: of its own" in why["raises"]
-    assert "agents.py:" in why["raises"]
-    assert "its process has ended" in why["dies"]
-    assert "returned is of the type str" in why["returns text"]
-    assert "returned is nan" in why["returns nan"]
-    assert "no request and no end within 1 s" in why["hangs later"]
-    assert "no request and no end within 2 s" in why["hangs"]
-    assert [row.finish_reason for row in rows[1:]] == [FinishReason.FAILED] * 6
-    assert [row.environment_reward for row in rows[1:]] == [None] * 6
+    assert (fine.environment_reward, fine.status_detail) == (1.0, "")
+    for row, why in zip(failed, FAILING.values(), strict=True):
+        assert re.search(why, row.status_detail)
+        assert (row.finish_reason, row.environment_reward) == (FinishReason.FAILED, None)
     metrics = read(engine)
     assert metrics["agent/failed_fraction"] == pytest.approx(6 / 7)
     assert metrics["agent/timed_out_fraction"] == pytest.approx(2 / 7)
@@ -262,19 +235,15 @@ def test_an_agent_that_fails_fails_alone(hold: Any) -> None:
 
 @pytest.mark.slow
 def test_an_agent_that_asks_for_nothing_has_failed(hold: Any) -> None:
-    engine, _ = hold("silent")
-    (row,) = ask(engine, (0,))
+    (row,) = ask(hold("silent")[0], (0,))
     assert (row.finish_reason, row.response_tokens) == (FinishReason.FAILED, ())
     assert "requested no turn" in row.status_detail
 
 
 @pytest.mark.slow
 def test_other_settings_are_refused_unless_they_are_to_be_ignored(hold: Any) -> None:
-    engine, _ = hold("hot")
-    (row,) = ask(engine, (0,))
-    assert "HTTP Error 400" in row.status_detail
-    engine, _ = hold("hot", others="ignore")
-    assert ask(engine, (0,))[0].environment_reward == 1.0
+    assert "HTTP Error 400" in ask(hold("hot")[0], (0,))[0].status_detail
+    assert ask(hold("hot", others="ignore")[0], (0,))[0].environment_reward == 1.0
 
 
 @pytest.mark.slow
@@ -307,7 +276,6 @@ def test_agents_of_a_group_have_one_seed(hold: Any) -> None:
 @pytest.mark.slow
 def test_an_engine_that_fails_ends_the_call(hold: Any) -> None:
     engine, script = hold("run")
-
     script.say = Mock(side_effect=RolloutError("broken"))
     with pytest.raises(RolloutError, match="broken"):
         ask(engine, (0, 1))

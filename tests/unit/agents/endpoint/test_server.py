@@ -6,9 +6,7 @@ import http.client
 import json
 import select
 import socket
-import threading
-from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
 from urllib.parse import urlsplit
@@ -18,7 +16,6 @@ import pytest
 from burnish.agents.endpoint.request_queue import Desk, Order
 from burnish.agents.endpoint.requests import RewardCall
 from burnish.agents.endpoint.server import ServerThread, check_address
-from burnish.agents.endpoint.serving import StandingLoop
 from burnish.errors import RolloutError
 from burnish.outside.listening import RefusedError
 
@@ -29,6 +26,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 FLAT = {"type": "function", "name": "calc", "parameters": {"type": "object", "properties": {}}}
 CODE, TOO_LONG = "answer_does_not_fit", "context_length_exceeded"
 JSON = {"Content-Type": "application/json"}
+CHATS = "/v1/chat/completions"
 
 
 def ask(server: ServerThread, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -52,9 +50,9 @@ def placed(desk: Desk) -> list[Order]:
 def test_only_those_with_the_key_are_answered(serving: Any, start: Any) -> None:
     server = start(serving().desk, key="secret-of-the-run")
     for headers in ({}, {"Authorization": "Bearer secret"}, {"Authorization": "secret-of-the-run"}):
-        status, body = ask(server, "/v1/chat/completions", CHAT, **headers)
+        status, body = ask(server, CHATS, CHAT, **headers)
         assert (status, body["error"]["code"]) == (401, "invalid_api_key")
-    status, body = ask(server, "/v1/chat/completions", CHAT, Authorization="Bearer secret-of-the-run")
+    status, body = ask(server, CHATS, CHAT, Authorization="Bearer secret-of-the-run")
     assert (status, body["choices"][0]["message"]["content"]) == (200, "yes")
 
 
@@ -77,7 +75,7 @@ def test_no_other_address_without_a_key() -> None:
 )
 def test_what_is_no_request_has_an_error(serving: Any, start: Any, body: bytes, headers: Any, status: int) -> None:
     server = start(serving().desk, body_bytes=10_000)
-    found, answer = ask(server, "/v1/chat/completions", body, **headers)
+    found, answer = ask(server, CHATS, body, **headers)
     assert found == status
     assert set(answer["error"]) == {"message", "type", "param", "code"}
 
@@ -105,16 +103,16 @@ def test_tokens_have_the_form_that_renderers_read(serving: Any, start: Any, scri
         ("/v1/embeddings", CHAT, 404, None),
         ("/", None, 404, None),
         ("/v1/chat/completions/", CHAT, 404, None),
-        ("/v1/chat/completions", None, 405, None),
+        (CHATS, None, 405, None),
         ("/v1/models", CHAT, 405, None),
         ("/v1/responses", {"model": "tiny", "input": "hi", "previous_response_id": "x"}, 400, None),
         ("/v1/responses", {"model": "tiny", "input": "hi", "text": {"format": {"type": "json_object"}}}, 422, CODE),
-        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": ""}] * 9_000}, 400, TOO_LONG),
-        ("/v1/chat/completions", {**CHAT, "user": "a" * 1_400_000}, 413, TOO_LONG),
-        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "\ud800"}]}, 400, None),
-        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "a]b", "content": ""}]}, 400, None),
-        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "name": "a]b", "content": ""}]}, 400, None),
-        ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function", "function": {"name": "a]"}}]}, 400, None),
+        (CHATS, {**CHAT, "messages": [{"role": "user", "content": ""}] * 9_000}, 400, TOO_LONG),
+        (CHATS, {**CHAT, "user": "a" * 1_400_000}, 413, TOO_LONG),
+        (CHATS, {**CHAT, "messages": [{"role": "user", "content": "\ud800"}]}, 400, None),
+        (CHATS, {**CHAT, "messages": [{"role": "a]b", "content": ""}]}, 400, None),
+        (CHATS, {**CHAT, "messages": [{"role": "user", "name": "a]b", "content": ""}]}, 400, None),
+        (CHATS, {**CHAT, "tools": [{"type": "function", "function": {"name": "a]"}}]}, 400, None),
     ],
 )
 def test_every_path_has_an_answer_in_openais_form(
@@ -156,7 +154,7 @@ def test_calls_that_are_not_wanted_stay_in_the_content(serving: Any, start: Any,
     script.say = lambda request: said
     asked = {**CHAT, "tools": [{"type": "function", "function": {"name": "calc"}}]}
     server = start(serving().desk)
-    status, answer = ask(server, "/v1/chat/completions", {**asked, "tool_choice": "none"})
+    status, answer = ask(server, CHATS, {**asked, "tool_choice": "none"})
     assert (status, answer["choices"][0]["message"]) == (200, {"role": "assistant", "content": said})
     status, answer = ask(server, "/v1/responses", {"model": "tiny", "input": "hi", "tools": [FLAT]})
     assert (status, [item["type"] for item in answer["output"]]) == (200, ["function_call"])
@@ -164,7 +162,7 @@ def test_calls_that_are_not_wanted_stay_in_the_content(serving: Any, start: Any,
 
 def test_what_an_answer_was_cut_of_is_not_demanded(serving: Any, start: Any) -> None:
     asked = {**CHAT, "response_format": {"type": "json_object"}, "max_tokens": 2}
-    status, answer = ask(start(serving().desk), "/v1/chat/completions", asked)
+    status, answer = ask(start(serving().desk), CHATS, asked)
     assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
     asked = {"model": "tiny", "input": "hi", "text": {"format": {"type": "json_object"}}, "max_output_tokens": 2}
     status, answer = ask(start(serving().desk), "/v1/responses", asked)
@@ -172,13 +170,12 @@ def test_what_an_answer_was_cut_of_is_not_demanded(serving: Any, start: Any) -> 
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"model"'])
-def test_a_client_that_goes_away_leaves_no_traceback(
-    serving: Any, start: Any, sent: bytes, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_that_goes_away_leaves_no_traceback(serving: Any, start: Any, sent: bytes, capfd: Any) -> None:
     server = start(serving().desk)
-    for path in ("/v1/chat/completions", "/reward"):
-        with socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), timeout=20) as connection:
-            head = f"POST {path} HTTP/1.1\r\nHost: {urlsplit(server.url).netloc}\r\nContent-Length: 99\r\n"
+    place = urlsplit(server.url)
+    for path in (CHATS, "/reward"):
+        with socket.create_connection(("127.0.0.1", place.port or 0), timeout=20) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 99\r\n"
             connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + sent)
     assert ask(server, "/health")[0] == 200
     server.close()
@@ -190,27 +187,27 @@ def test_a_trajectory_that_does_not_exist_is_not_found(start: Any) -> None:
     assert (status, body["error"]["code"]) == (404, "trajectory_not_found")
 
 
-def test_too_many_and_too_slow_are_refused(serving: Callable[..., StandingLoop], start: Any) -> None:
-    """Nobody takes the orders of this desk."""
+@pytest.fixture
+def desk(serving: Any) -> Desk:
+    """Nobody takes its orders."""
     terms = serving().desk.find("")
-    desk = Desk(lambda name: terms)
+    return Desk(lambda name: terms)
+
+
+def test_too_many_and_too_slow_are_refused(desk: Desk, start: Any) -> None:
     server = start(desk, waiting=1, answer_seconds=0.5)
-    slow: list[Any] = []
-    thread = threading.Thread(target=lambda: slow.append(ask(server, "/v1/chat/completions", CHAT)))
-    thread.start()
-    (order,) = placed(desk)
-    assert ask(server, "/v1/chat/completions", CHAT)[0] == 503
-    thread.join()
-    assert slow[0][0] == 503
-    assert "within 0.5 s" in slow[0][1]["error"]["message"]
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(ask, server, CHATS, CHAT)
+        (order,) = placed(desk)
+        assert ask(server, CHATS, CHAT)[0] == 503
+        status, answer = slow.result()
+    assert (status, "within 0.5 s" in answer["error"]["message"]) == (503, True)
     assert order.answer.cancelled()  # nothing is sampled for it any more
 
 
-def test_a_client_that_goes_away_takes_its_order_with_it(serving: Any, start: Any) -> None:
-    terms = serving().desk.find("")
-    desk = Desk(lambda name: terms)
+def test_a_client_that_goes_away_takes_its_order_with_it(desk: Desk, start: Any) -> None:
     connection = http.client.HTTPConnection(urlsplit(start(desk).url).netloc, timeout=20)
-    connection.request("POST", "/v1/chat/completions", json.dumps(CHAT), JSON)
+    connection.request("POST", CHATS, json.dumps(CHAT), JSON)
     (order,) = placed(desk)
     connection.close()
     with pytest.raises(CancelledError):
@@ -224,15 +221,12 @@ def test_whoever_waits_when_a_server_ends_is_told() -> None:
     desk.close()
     desk.place(late)
     for order in (waiting, late):
-        error = order.answer.exception(timeout=0)
-        assert isinstance(error, RefusedError)
-        assert error.status == 503
+        with pytest.raises(RefusedError) as caught:
+            order.answer.result(timeout=0)
+        assert caught.value.status == 503
 
 
 def test_an_engine_that_fails_is_an_error_of_the_server(serving: Any, start: Any, script: Any) -> None:
-    loop = serving()
-    server = start(loop.desk)
-
+    server = start(serving().desk)
     script.say = Mock(side_effect=RolloutError("broken"))
-    assert ask(server, "/v1/chat/completions", CHAT)[0] == 500
-    assert ask(server, "/v1/chat/completions", CHAT)[0] == 503
+    assert [ask(server, CHATS, CHAT)[0] for _ in range(2)] == [500, 503]

@@ -23,13 +23,17 @@ from burnish.types import Begun
 from .conftest import MODEL, ROOM, SAMPLING, Script
 
 Start = Callable[..., StandingLoop]
+TERMS = Terms(SAMPLING, MODEL, ROOM.context)
+HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def hello(name: str = "") -> Order:
+    return Order(name, read_chat(HELLO, TERMS))
 
 
 def ask(loop: StandingLoop, name: str, text: str = "hi", **more: Any) -> Any:
-    terms = loop.desk.find(name)
-    assert terms is not None
     asked = {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
-    return placed(loop, Order(name, read_chat(asked, terms)))
+    return placed(loop, Order(name, read_chat(asked, loop.desk.find(name))))  # type: ignore[arg-type]
 
 
 def placed(loop: StandingLoop, order: Order) -> Any:
@@ -95,7 +99,7 @@ def test_prompts_are_scored_where_the_model_can(speech: Any, script: Any) -> Non
     assert {token: (one["logprob"], one["rank"]) for token, one in second.items()} == {"4": (-0.5, 1), "5": (-0.5, 2)}
     assert {token: one["rank"] for token, one in third.items()} == {"6": 1, "4": 2, "5": 9}
     assert third["5"] == {"logprob": -3.0, "rank": 9, "decoded_token": speech.text(5)}
-    for settings, value in ((terms, 129), (terms, -1), (Terms(SAMPLING, MODEL, ROOM.context), 0)):
+    for settings, value in ((terms, 129), (terms, -1), (TERMS, 0)):
         with pytest.raises(RefusedError, match="prompt_logprobs"):
             read_completion({**wanted, "prompt_logprobs": value}, settings)
 
@@ -111,33 +115,23 @@ def test_the_same_seed_has_the_same_noise(serving: Start, script: Any) -> None:
 def test_a_turn_that_takes_longer_than_the_wait_ends_no_trajectory(
     speech: Any, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither that of its own client, nor one whose request came meanwhile."""
+    """Neither that of its own client, nor one whose request came meanwhile. Each turn takes 500 s."""
     lines: list[str] = []
-    now = [0.0]
-    monkeypatch.setattr("burnish.agents.endpoint.serving.time.monotonic", lambda: now[0])
-
-    def slowly(request: Any) -> str:
-        now[0] += 500.0
-        return "yes"
-
-    script.say = slowly
-    terms = Terms(SAMPLING, MODEL, ROOM.context)
-    loop = StandingLoop(ServedModel(script, speech, terms, ROOM, idle_seconds=400.0), lines.append)
-    first, second, again = (Order(name, read_chat(_hello(), terms)) for name in ("a", "b", "a"))
-    loop._serve([first])
-    loop._serve([second])  # 500 s, within which "a" asks again
-    loop._end_idle(but={again.trajectory})
+    monkeypatch.setattr("burnish.agents.endpoint.serving.time.monotonic", lambda: 500.0 * len(script.seen))
+    loop = StandingLoop(ServedModel(script, speech, TERMS, ROOM, idle_seconds=400.0), lines.append)
+    loop._serve([hello("a")])
+    loop._serve([hello("b")])  # within which "a" asks again
+    loop._end_idle(but={"a"})
     assert lines == []
-    loop._serve([again])
+    loop._serve([hello("a")])
     loop._end_idle()
     assert [json.loads(line)["trajectory"] for line in lines] == ["b"]
 
 
 def test_idle_trajectories_end_and_too_many_are_refused(speech: Any, script: Any) -> None:
     lines: list[str] = []
-    terms = Terms(SAMPLING, MODEL, ROOM.context)
-    loop = StandingLoop(ServedModel(script, speech, terms, ROOM, idle_seconds=0.0, open=1), lines.append)
-    first, second = (Order(name, read_chat(_hello(), terms)) for name in "ab")
+    loop = StandingLoop(ServedModel(script, speech, TERMS, ROOM, idle_seconds=0.0, open=1), lines.append)
+    first, second = hello("a"), hello("b")
     loop._serve([first, second])
     assert first.answer.result(timeout=0) is not None
     with pytest.raises(RefusedError, match="1 trajectories are open"):
@@ -145,10 +139,6 @@ def test_idle_trajectories_end_and_too_many_are_refused(speech: Any, script: Any
     time.sleep(0.01)
     loop._end_idle()
     assert [json.loads(line)["trajectory"] for line in lines] == ["a"]
-
-
-def _hello() -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
 
 def test_names_are_short(serving: Start) -> None:
@@ -168,7 +158,7 @@ class StoppableScript(Script, StoppableEngine):
 
 def test_what_is_sampled_for_a_client_that_goes_away_ends(serving: Start, speech: Any) -> None:
     engine = StoppableScript(speech.tokenizer)
-    going, staying = (Order("", read_chat(_hello(), Terms(SAMPLING, MODEL, ROOM.context))) for _ in range(2))
+    going, staying = hello(), hello()
     serving(engine=engine).desk.place(going, staying)
     wait_for(lambda: len(engine.seen) == 2)
     going.withdraw()

@@ -6,9 +6,9 @@ import json
 import random
 import string
 import time
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +30,8 @@ from ..conftest import CALCULATOR
 from .conftest import FORGETFUL, ROOM, SAMPLING, Script, speech_of
 
 TERMS = Terms(SAMPLING, "tiny", 4_000)
+SMALL = Room(turns=9, turn_tokens=99, response_tokens=99, context=99)
+SYSTEM = {"role": "system", "content": "s"}
 CALL = '<tool_call>\n{"name": "calc", "arguments": {"x": "2"}}\n</tool_call>'
 
 
@@ -49,23 +51,22 @@ class Talk:
         """Answers to requests that are made at the same time."""
         orders = [Order("p", one) for one in asked]
         self._turns.speak([(order, self.trajectory) for order in orders], SAMPLING)
-        return [_result(order.answer) for order in orders]
+        return [order.answer.result(timeout=0) for order in orders]  # type: ignore[misc]
 
     def chat(self, messages: list[Any], **more: Any) -> dict[str, Any]:
         """The policy's message, as a client gets it."""
         (reply,) = self.ask(read_chat({"model": "tiny", "messages": messages, **more}, TERMS))
         return message_body(reply.said.message)
 
+    def row(self, index: int) -> tuple[str, str]:
+        """Prompt and response of a branch, as text."""
+        row = self.trajectory.rollouts()[index]
+        return self.speech.decode_raw(row.prompt_tokens), self.speech.decode_raw(row.response_tokens)
+
 
 @pytest.fixture
 def talk() -> Talk:
     return Talk()
-
-
-def _result(answer: Future[Reply | None]) -> Reply:
-    reply = answer.result(timeout=0)
-    assert reply is not None
-    return reply
 
 
 def user(text: str) -> dict[str, str]:
@@ -91,14 +92,13 @@ def check_rows(talk: Talk) -> None:
 
 def test_what_is_repeated_goes_on_and_is_never_tokenised_again(talk: Talk) -> None:
     talk.script.say = lambda request: f"turn {len(talk.script.seen)} "
-    messages: list[Any] = [{"role": "system", "content": "s"}, user("one")]
+    messages: list[Any] = [SYSTEM, user("one")]
     for text in ("two", "three"):
         messages += [talk.chat(messages), user(text)]
         messages[-2]["content"] = messages[-2]["content"].strip()  # as many clients do
     talk.chat(messages)
     (row,) = talk.trajectory.rollouts()
-    decoded = talk.speech.decode_raw(row.prompt_tokens + row.response_tokens)
-    assert decoded == (
+    assert "".join(talk.row(0)) == (
         "[system\ns]\n[user\none]\n[assistant\nturn 1 ]\n[user\ntwo]\n[assistant\nturn 2 ]\n[user\nthree]\n[assistant\n"
         "turn 3 ]"
     )
@@ -115,10 +115,8 @@ def test_what_an_agent_did_between_two_turns_has_its_seconds(talk: Talk) -> None
     talk.chat([user("one"), said, user("two"), user("three")])
     (row,) = talk.trajectory.rollouts()
     (first,), (between,), (last,) = row.turn_seconds
-    assert first is not None
     assert last is not None
-    assert between is not None
-    assert between >= 60.0 > first
+    assert between >= 60.0 > first  # type: ignore[operator]
 
 
 def test_calls_have_ids_and_their_results_follow(talk: Talk) -> None:
@@ -133,19 +131,15 @@ def test_calls_have_ids_and_their_results_follow(talk: Talk) -> None:
     talk.chat([user("q"), {"role": "assistant", **said}, result], tools=[CALCULATOR])
     (row,) = talk.trajectory.rollouts()
     assert [turn.author for turn in row.turns] == ["policy", "tool", "policy"]
-    assert (
-        talk.speech.decode_raw(row.response_tokens) == f"{CALL}]\n[tool\n4[]\n[assistant\ndone]"
-    )  # no end in a result
+    # No end of a turn is left in the result.
+    assert talk.speech.decode_raw(row.response_tokens) == f"{CALL}]\n[tool\n4[]\n[assistant\ndone]"
     check_rows(talk)
 
 
 @pytest.mark.parametrize(
     ("change", "prompt"),
     [
-        (
-            lambda m: [{"role": "system", "content": "new"}, *m],
-            "[system\nnew]\n[user\nq]\n[assistant\nyes]\n[user\nr]\n",
-        ),
+        (lambda m: [SYSTEM, *m], "[system\ns]\n[user\nq]\n[assistant\nyes]\n[user\nr]\n"),
         (lambda m: [user("other"), *m[1:]], "[user\nother]\n[assistant\nyes]\n[user\nr]\n"),
         (lambda m: [m[0], {"role": "assistant", "content": "no"}, m[2]], "[user\nq]\n[assistant\nno]\n[user\nr]\n"),
         (lambda m: [user("alone")], "[user\nalone]\n"),
@@ -156,9 +150,8 @@ def test_an_edited_history_begins_a_branch(talk: Talk, change: Any, prompt: str 
     messages = [user("q"), talk.chat([user("q")]), user("r")]
     talk.chat(change(messages))
     first, second = talk.trajectory.rollouts()
-    assert talk.speech.decode_raw(first.response_tokens) == "yes]"
-    if prompt is not None:
-        assert talk.speech.decode_raw(second.prompt_tokens) == f"{prompt}[assistant\n"
+    assert talk.row(0)[1] == "yes]"
+    assert prompt is None or talk.row(1)[0] == f"{prompt}[assistant\n"
     assert second.key[1:] == (3, 1)
     assert second.group_id == first.group_id
     assert talk.script.seen[-1].name == "p, branch 2"
@@ -172,11 +165,9 @@ def test_a_fork_has_the_exact_tokens_of_the_turns_before_it(talk: Talk) -> None:
     talk.chat([*start, user("right")])
     talk.chat([*start, user("left"), {"role": "assistant", "content": "yes"}, user("on")])
     first, fork = talk.trajectory.rollouts()
-    assert talk.speech.decode_raw(first.response_tokens).count("yes]") == 3
+    assert talk.row(0)[1].count("yes]") == 3
     assert fork.prompt_tokens[: len(first.prompt_tokens) + 4] == first.prompt_tokens + first.response_tokens[:4]
-    prompt = talk.speech.decode_raw(fork.prompt_tokens)
-    assert prompt == "[user\nq]\n[assistant\nyes]\n[user\nright]\n[assistant\n"
-    assert talk.speech.decode_raw(fork.response_tokens) == "yes]"
+    assert talk.row(1) == ("[user\nq]\n[assistant\nyes]\n[user\nright]\n[assistant\n", "yes]")
     check_rows(talk)
 
 
@@ -194,8 +185,7 @@ def test_a_template_that_rewrites_history_makes_every_turn_a_branch() -> None:
     talk.script.say = lambda request: "<think>hm</think> yes"
     messages = [user("q"), talk.chat([user("q")]), user("r")]
     talk.chat(messages)
-    rows = talk.trajectory.rollouts()
-    assert talk.speech.decode_raw(rows[1].prompt_tokens) == "[user\nq]\n[assistant\nyes]\n[user\nr]\n[assistant\n"
+    assert talk.row(1)[0] == "[user\nq]\n[assistant\nyes]\n[user\nr]\n[assistant\n"
     check_rows(talk)
 
 
@@ -217,7 +207,7 @@ def test_texts_and_tokens_go_on_by_what_they_begin_with(talk: Talk) -> None:
 def test_a_text_does_not_go_on_after_a_token_that_it_lacks(talk: Talk) -> None:
     talk.ask(read_completion({"model": "tiny", "prompt": "x"}, TERMS))
     talk.ask(read_completion({"model": "tiny", "prompt": "xyes more"}, TERMS))
-    assert talk.speech.decode_raw(talk.trajectory.rollouts()[1].prompt_tokens) == "xyes more"
+    assert talk.row(1)[0] == "xyes more"
     check_rows(talk)
 
 
@@ -226,26 +216,16 @@ def test_a_text_does_not_go_on_after_a_token_that_its_client_was_not_told(talk: 
     (newline,) = talk.speech.encode_text("\n", begins=False)
     talk.ask(read_completion({"model": "tiny", "prompt": "x", "stop_token_ids": [newline]}, TERMS))
     talk.ask(read_completion({"model": "tiny", "prompt": "xyes more"}, TERMS))
-    first, second = talk.trajectory.rollouts()
-    assert talk.speech.decode_raw(first.response_tokens) == "yes\n"
-    assert talk.speech.decode_raw(second.prompt_tokens) == "xyes more"
+    assert (talk.row(0)[1], talk.row(1)[0]) == ("yes\n", "xyes more")
 
 
-def test_a_request_that_breaks_what_reads_it_costs_its_client_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    talk = Talk()
-    encode = type(talk.speech).encode
-
-    def breaking(speech: Any, messages: Any, tools: Any) -> Any:
-        if messages[-1].content == "break":
-            raise TypeError("unhashable type")
-        return encode(speech, messages, tools)
-
-    monkeypatch.setattr(type(talk.speech), "encode", breaking)
-    asked = [read_chat({"model": "tiny", "messages": [user(text)]}, TERMS) for text in ("break", "q")]
-    with pytest.raises(RefusedError, match=r"the request cannot be read \(TypeError: unhashable type\)") as caught:
-        talk.ask(asked[0])
+def test_a_request_that_breaks_what_reads_it_costs_its_client_alone(talk: Talk) -> None:
+    breaking = patch.object(Speech, "encode", side_effect=TypeError("unhashable type"))
+    why = r"the request cannot be read \(TypeError: unhashable type\)"
+    with breaking, pytest.raises(RefusedError, match=why) as caught:
+        talk.chat([user("break")])
     assert caught.value.status == 500
-    assert talk.ask(asked[1])[0].said.text == "yes"
+    assert talk.chat([user("q")])["content"] == "yes"
 
 
 def test_ids_of_calls_differ_where_each_request_is_a_trajectory() -> None:
@@ -265,11 +245,8 @@ def test_ids_of_calls_differ_where_each_request_is_a_trajectory() -> None:
 
 
 def test_a_history_that_has_used_all_ids_is_answered() -> None:
-    calls = [
-        {"id": f"call{number:03d}00", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
-        for number in range(1_000)
-    ]
-    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    made = {"type": "function", "function": {"name": "calc", "arguments": "{}"}}
+    said = {"role": "assistant", "content": "", "tool_calls": [{"id": f"call{n:03d}00", **made} for n in range(1_000)]}
     talk = Talk(room=replace(ROOM, context=100_000))
     talk.script.say = lambda request: CALL
     assert talk.chat([user("q"), said, user("r")], tools=[CALCULATOR])["tool_calls"][0]["id"] == "call00100"
@@ -282,21 +259,14 @@ def test_tokens_are_named_by_their_ids_on_request(talk: Talk) -> None:
     assert names == [f"token_id:{token}" for token in reply.said.tokens]
 
 
-def test_all_sets_of_tools_share_one_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    begin = PlainEncoder.__init__
-
-    def counted(encoder: PlainEncoder, tokenizer: Any) -> None:
-        made.append(tokenizer)
-        begin(encoder, tokenizer)
-
-    monkeypatch.setattr(PlainEncoder, "__init__", counted)
-    talk = Talk()
-    for name in ("calc", "search", "look_up"):
-        tool = {"type": "function", "function": {**CALCULATOR["function"], "name": name}}
-        said = talk.chat([user("q")], tools=[tool])
-        talk.chat([user("q"), said, user("r")], tools=[tool])
-    assert len(made) == 1
+def test_all_sets_of_tools_share_one_encoder() -> None:
+    with patch.object(PlainEncoder, "__init__", autospec=True, side_effect=PlainEncoder.__init__) as made:
+        talk = Talk()
+        for name in ("calc", "search", "look_up"):
+            tool = {"type": "function", "function": {**CALCULATOR["function"], "name": name}}
+            said = talk.chat([user("q")], tools=[tool])
+            talk.chat([user("q"), said, user("r")], tools=[tool])
+    assert made.call_count == 1
 
 
 @pytest.mark.parametrize(
@@ -313,10 +283,9 @@ def test_all_sets_of_tools_share_one_encoder(monkeypatch: pytest.MonkeyPatch) ->
 def test_limits_cut_turns(
     limits: dict[str, int], asked: int | None, said: str, told: FinishReason, reason: FinishReason
 ) -> None:
-    talk = Talk(room=Room(**{"turns": 9, "turn_tokens": 99, "response_tokens": 99, "context": 99, **limits}))
+    talk = Talk(room=replace(SMALL, **limits))
     talk.script.say = lambda request: "12345678"
-    more = {} if asked is None else {"max_tokens": asked}
-    (reply,) = talk.ask(read_chat({"model": "tiny", "messages": [user("q")], **more}, TERMS))
+    (reply,) = talk.ask(read_chat({"model": "tiny", "messages": [user("q")], "max_tokens": asked}, TERMS))
     assert len(reply.prompt) == 20
     assert talk.speech.decode_raw(reply.said.tokens) == said
     assert reply.said.text == said.removesuffix("]")
@@ -336,20 +305,19 @@ def test_limits_cut_turns(
 def test_without_room_a_request_is_refused_and_says_so_in_the_row(
     limits: dict[str, int], code: str, reason: FinishReason
 ) -> None:
-    talk = Talk(room=Room(**{"turns": 9, "turn_tokens": 99, "response_tokens": 99, "context": 99, **limits}))
+    talk = Talk(room=replace(SMALL, **limits))
     messages = [user("q"), talk.chat([user("q")]), user("r")]
     with pytest.raises(RefusedError) as caught:
         talk.chat(messages)
     assert (caught.value.status, caught.value.code) == (400, code)
     (row,) = talk.trajectory.rollouts()
-    assert talk.speech.decode_raw(row.response_tokens) == "yes]"
-    assert row.finish_reason is reason
+    assert (talk.row(0)[1], row.finish_reason) == ("yes]", reason)
     check_rows(talk)
 
 
 def test_an_agent_that_makes_itself_room_has_one_row_that_was_cut() -> None:
     """It forgets what was said, and goes on with a new history."""
-    talk = Talk(room=Room(turns=9, turn_tokens=99, response_tokens=20, context=99))
+    talk = Talk(room=replace(SMALL, response_tokens=20))
     messages = [user("q"), talk.chat([user("q")]), user("r")]
     with pytest.raises(RefusedError):
         talk.chat(messages)
@@ -373,12 +341,10 @@ def test_a_failure_leaves_all_branches_without_a_reward(talk: Talk) -> None:
     talk.trajectory.reward = 1.0
     assert [row.environment_reward for row in talk.trajectory.rollouts()] == [1.0, 1.0]
     failed = talk.trajectory.rollouts(failed="it broke")
-    assert [(row.environment_reward, row.finish_reason, row.status_detail) for row in failed] == [
-        (None, FinishReason.FAILED, "it broke")
-    ] * 2
+    found = [(row.environment_reward, row.finish_reason, row.status_detail) for row in failed]
+    assert found == [(None, FinishReason.FAILED, "it broke")] * 2
     (silent,) = Talk().trajectory.rollouts()
-    assert silent.finish_reason is FinishReason.FAILED
-    assert silent.response_tokens == ()
+    assert (silent.finish_reason, silent.response_tokens) == (FinishReason.FAILED, ())
 
 
 TEXTS = st.text(string.ascii_letters + " <>[]{}\n", max_size=12)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import free_port, listens
 from watching import children, leaving_nothing, wait_for
 
 from burnish.agents.environments.mcp_tools import McpServer, McpTools, result_of_call, schema_of_tool
@@ -99,28 +99,18 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[s
 
 @pytest.fixture(scope="module")
 def tools(command: Callable[[], tuple[str, ...]]) -> Iterator[McpTools]:
-    opened = McpTools([McpServer(command())])
-    yield opened
-    opened.close()
+    with closing(McpTools([McpServer(command())])) as opened:
+        yield opened
 
 
 @needs_sdk
 def test_tools_are_called(tools: McpTools) -> None:
     assert tools.call("one", "add", {"a": 2, "b": 3}, 60) == "5"
     assert tools.call("one", "add", {"a": 2}, 60) == "3"
-    found = {str(schema["function"]["name"]): schema for schema in tools.schemas}
-    assert found["add"] == {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Add two numbers.",
-            "parameters": {
-                "type": "object",
-                "properties": {"a": {"type": "integer"}, "b": {"type": "integer", "default": 1}},
-                "required": ["a"],
-            },
-        },
-    }
+    properties = {"a": {"type": "integer"}, "b": {"type": "integer", "default": 1}}
+    parameters = {"type": "object", "properties": properties, "required": ["a"]}
+    function = {"name": "add", "description": "Add two numbers.", "parameters": parameters}
+    assert {"type": "function", "function": function} in tools.schemas
     assert check_call(ToolCall("add", {"b": 3}), tools.schemas) is not None
     assert check_call(ToolCall("add", {"a": 3}), tools.schemas) is None
 
@@ -167,12 +157,9 @@ def test_two_servers(command: Callable[..., tuple[str, ...]], monkeypatch: pytes
     with pytest.raises(ConfigError, match="two MCP servers have a tool named 'fail'") as caught:
         McpTools([McpServer(first), McpServer(second)])
     assert first[1][:40] in str(caught.value)
-    opened = McpTools([McpServer(second, environment=("BURNISH_TEST_SHOWN",))])
-    try:
+    with closing(McpTools([McpServer(second, environment=("BURNISH_TEST_SHOWN",))])) as opened:
         assert opened.call("one", "variable", {"name": "BURNISH_TEST_SHOWN"}, 60) == "shown"
         assert opened.call("one", "variable", {"name": "BURNISH_TEST_HIDDEN"}, 60) == "not there"
-    finally:
-        opened.close()
 
 
 @needs_sdk
@@ -235,18 +222,12 @@ def test_a_server_that_says_nothing_is_not_waited_for() -> None:
 
 @needs_sdk
 def test_over_http(command: Callable[..., tuple[str, ...]]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def started() -> subprocess.Popen[bytes]:
         server = subprocess.Popen([*command(), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(1200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return server
-            time.sleep(0.05)
-        pytest.fail("the server does not listen")
+        wait_for(lambda: listens(port))
+        return server
 
     server = started()
     opened = McpTools([McpServer(url=f"http://127.0.0.1:{port}/mcp")])
@@ -304,24 +285,18 @@ def test_schemas_lose_titles_and_references() -> None:
         "additionalProperties": False,
         "$defs": {"Item": item, "Loop": loop},
     }
-    found = schema_of_tool({"name": "order", "inputSchema": given})["function"]
-    assert isinstance(found, dict)
+    found: Any = schema_of_tool({"name": "order", "inputSchema": given})["function"]
     assert (found["name"], found["description"]) == ("order", "")
     parameters = found["parameters"]
-    assert isinstance(parameters, dict)
-    assert parameters["required"] == ["items"]
-    assert set(parameters) == {"type", "properties", "required"}
+    assert (set(parameters), parameters["required"]) == ({"type", "properties", "required"}, ["items"])
     plain = {"type": "object", "properties": {"title": {"type": "string"}}}
     properties = parameters["properties"]
-    assert isinstance(properties, dict)
     assert properties["items"] == {"type": "array", "items": plain}
     assert properties["item"] == {**plain, "description": "One."}
     assert properties["gone"] == {}
     assert "$ref" not in str(properties["loop"])
-    assert schema_of_tool({"name": "f", "inputSchema": {"type": "object"}})["function"]["parameters"] == {
-        "type": "object",
-        "properties": {},
-    }
+    bare: Any = schema_of_tool({"name": "f", "inputSchema": {"type": "object"}})["function"]
+    assert bare["parameters"] == {"type": "object", "properties": {}}
 
 
 def test_a_schema_that_refers_to_itself_stays_small() -> None:

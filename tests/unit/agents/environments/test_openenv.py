@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import free_port, listens
 from watching import wait_for
 
 from burnish.agents.environments.loading import find_environment
@@ -39,9 +39,10 @@ class FakeServer:
     tools: what its MCP server lists, None if it has none. answers: instead of its own, by the type of the message.
     """
 
-    def __init__(self, action: dict[str, Any], *, tools: Any = None, capacity: int = 8, port: int = 0) -> None:
-        self.action, self.tools, self.capacity = action, tools, capacity
-        self.token: str | None = None
+    def __init__(
+        self, action: Any, *, tools: Any = None, capacity: int = 8, port: int = 0, token: str | None = None
+    ) -> None:
+        self.action, self.tools, self.capacity, self.token = action, tools, capacity, token
         self.answers: dict[str, Callable[[Any], Any]] = {}
         self.resets: list[Any] = []
         self.sessions: set[Any] = set()
@@ -65,8 +66,7 @@ class FakeServer:
 
     def _talk(self, connection: Any) -> None:
         if len(self.sessions) >= self.capacity:
-            error = {"message": "all taken", "code": "CAPACITY_REACHED"}
-            connection.send(json.dumps({"type": "error", "data": error}))
+            connection.send(json.dumps(refused("CAPACITY_REACHED", "all taken")))
             return
         self.sessions.add(connection)
         state = {"number": 7, "total": 0}
@@ -94,10 +94,7 @@ class FakeServer:
             guess = int(data["guess"])
         except (KeyError, ValueError):
             errors = [{"loc": ["guess"], "msg": "not a number"}]
-            return {
-                "type": "error",
-                "data": {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors},
-            }
+            return refused("VALIDATION_ERROR", "Invalid message", errors=errors)
         found = guess == state["number"]
         return observed({"message": "correct" if found else "wrong"}, reward=1.0 if found else 0.0, done=found)
 
@@ -123,6 +120,10 @@ def observed(observation: Any, *, reward: float | None = None, done: bool = Fals
     return {"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}}
 
 
+def refused(code: str, message: str, **more: Any) -> Any:
+    return {"type": "error", "data": {"code": code, "message": message, **more}}
+
+
 @pytest.fixture
 def server() -> Iterator[Callable[..., FakeServer]]:
     made: list[FakeServer] = []
@@ -136,8 +137,8 @@ def server() -> Iterator[Callable[..., FakeServer]]:
         one.close()
 
 
-def find(server: FakeServer, seconds: float = 5.0) -> Any:
-    return find_environment(f"openenv:{server.url}", {"timeout_seconds": seconds})
+def find(server: FakeServer, seconds: float = 5.0, **options: Json) -> Any:
+    return find_environment(f"openenv:{server.url}", {"timeout_seconds": seconds, **options})
 
 
 def test_turns_are_actions_of_one_text(server: Callable[..., FakeServer]) -> None:
@@ -167,24 +168,19 @@ def test_actions_with_several_fields_are_one_tool(server: Callable[..., FakeServ
     with pytest.raises(ToolError, match="guess: not a number"):
         environment.call("step", {})
     assert environment.call("step", {"guess": 3}) == Step("correct", 1.0, True)
-    environment.close()
 
 
 def test_tools_of_mcp_are_called_by_steps(server: Callable[..., FakeServer]) -> None:
     source = find(server(CALL, tools=TOOLS))
     (schema,) = source.schemas
-    assert schema["function"] == {
-        "name": "add",
-        "description": "Add.",
-        "parameters": {"type": "object", "properties": {"amount": {"description": "", "type": "integer"}}},
-    }
+    parameters = {"type": "object", "properties": {"amount": {"description": "", "type": "integer"}}}
+    assert schema["function"] == {"name": "add", "description": "Add.", "parameters": parameters}
     environment = source.start({}, 0)
     assert environment.call("add", {"amount": 4}) == Step("total 4", 0.5, False)
     with pytest.raises(ToolError, match="amount is missing"):
         environment.call("add", {})
     assert environment.call("add", {"amount": 4}) == Step("total 8", 0.5, True)
     assert (environment.reward(), environment.ended()) == (0.0, True)  # 0.5 - 1 + 0.5
-    environment.close()
 
 
 def test_tools_next_to_actions_of_another_kind(server: Callable[..., FakeServer]) -> None:
@@ -193,7 +189,6 @@ def test_tools_next_to_actions_of_another_kind(server: Callable[..., FakeServer]
     environment = source.start({}, 0)
     assert environment.call("add", {"amount": 4}) == Step("total 4")
     assert environment.reward() is None
-    environment.close()
 
 
 def test_a_server_whose_sessions_are_taken_is_asked_again(server: Callable[..., FakeServer]) -> None:
@@ -201,11 +196,9 @@ def test_a_server_whose_sessions_are_taken_is_asked_again(server: Callable[..., 
     source = find(fake)  # its session is given back
     first = source.start({}, 0)
     threading.Timer(0.3, first.close).start()
-    second = source.start({}, 0)
-    assert second.step("7").ended
+    assert source.start({}, 0).step("7").ended
     with pytest.raises(EnvironmentFailedError, match="has no session: all taken\n  -> raise max_concurrent_envs"):
         find(fake, seconds=2.0)
-    second.close()
 
 
 def test_a_server_that_is_away_is_asked_again(server: Callable[..., FakeServer]) -> None:
@@ -213,9 +206,7 @@ def test_a_server_that_is_away_is_asked_again(server: Callable[..., FakeServer])
     source, port = find(fake), fake._server.socket.getsockname()[1]
     fake.close()
     threading.Timer(0.4, lambda: server(TEXT, port=port)).start()
-    environment = source.start({}, 0)
-    assert environment.step("7").ended
-    environment.close()
+    assert source.start({}, 0).step("7").ended
 
 
 def test_a_server_that_dies(server: Callable[..., FakeServer]) -> None:
@@ -224,7 +215,6 @@ def test_a_server_that_dies(server: Callable[..., FakeServer]) -> None:
     fake.close()
     with pytest.raises(EnvironmentFailedError, match=r"the server of openenv:http://.* is gone \(asked for 'step'\)"):
         environment.step("7")
-    environment.close()
     with pytest.raises(EnvironmentFailedError, match=r"schema of its actions at .*\n  -> start the server"):
         find(fake, seconds=1.0)
 
@@ -239,10 +229,7 @@ def test_a_server_that_dies(server: Callable[..., FakeServer]) -> None:
         (lambda message: {"type": "observation", "data": {}}, "answered 'step' without an observation"),
         (lambda message: observed({}, reward="much"), "the reward of openenv:.* is of the type str"),  # type: ignore[arg-type]
         (lambda message: observed({}, done="no"), "`done` of openenv:.* is of the type str"),  # type: ignore[arg-type]
-        (
-            lambda message: {"type": "error", "data": {"code": "SESSION_ERROR", "message": "lost"}},
-            "has no session: lost",
-        ),
+        (lambda message: refused("SESSION_ERROR", "lost"), "has no session: lost"),
     ],
 )
 def test_answers_that_make_no_sense(
@@ -254,7 +241,6 @@ def test_answers_that_make_no_sense(
     fake.answers["step"] = answer
     with pytest.raises(EnvironmentFailedError, match=message):
         environment.step("7")
-    environment.close()
 
 
 def test_a_reset_that_is_refused(server: Callable[..., FakeServer]) -> None:
@@ -262,22 +248,19 @@ def test_a_reset_that_is_refused(server: Callable[..., FakeServer]) -> None:
     source = find(fake)
     with pytest.raises(EnvironmentFailedError, match="cannot be asked for 'reset' in JSON: Out of range"):
         source.start({"number": float("nan")}, 0)
-    fake.answers["reset"] = lambda message: {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "no disk"}}
+    fake.answers["reset"] = lambda message: refused("EXECUTION_ERROR", "no disk")
     with pytest.raises(EnvironmentFailedError, match="refuses to reset: no disk"):
         source.start({}, 0)
 
 
 def test_a_server_that_asks_for_a_token(server: Callable[..., FakeServer], monkeypatch: pytest.MonkeyPatch) -> None:
-    there = server(TEXT)
-    there.token = "secret"
-    options: dict[str, Json] = {"timeout_seconds": 5.0, "token_variable": "BURNISH_TEST_TOKEN"}
+    fake = server(TEXT, token="secret")
     monkeypatch.setenv("BURNISH_TEST_TOKEN", "secret\n")
-    environment = find_environment(f"openenv:{there.url}", options).start({}, 0)
+    environment = find(fake, token_variable="BURNISH_TEST_TOKEN").start({}, 0)
     assert environment.step("7") == Step("correct", 1.0, True)
-    environment.close()
     monkeypatch.setenv("BURNISH_TEST_TOKEN", "guessed")
     with pytest.raises(EnvironmentFailedError, match="401") as caught:
-        find_environment(f"openenv:{there.url}", options)
+        find(fake, token_variable="BURNISH_TEST_TOKEN")
     assert "guessed" not in str(caught.value)
 
 
@@ -354,18 +337,10 @@ def test_actions_that_are_a_text(required: list[str], fields: dict[str, Any], fi
 def test_actions_with_fields_are_one_tool() -> None:
     properties = {"move": MOVE, "of": {"$ref": "#/$defs/Piece"}, "type": TYPE}
     given = {"properties": properties, "required": ["move", "type"], "$defs": {"Piece": {"type": "integer"}}}
-    assert openenv.step_schema(given) == {
-        "type": "function",
-        "function": {
-            "name": "step",
-            "description": "Act in the environment.",
-            "parameters": {
-                "type": "object",
-                "properties": {"move": {"description": "", **MOVE}, "of": {"type": "integer", "description": ""}},
-                "required": ["move"],
-            },
-        },
-    }
+    found = {"move": {"description": "", **MOVE}, "of": {"type": "integer", "description": ""}}
+    parameters = {"type": "object", "properties": found, "required": ["move"]}
+    function = {"name": "step", "description": "Act in the environment.", "parameters": parameters}
+    assert openenv.step_schema(given) == {"type": "function", "function": function}
 
 
 @pytest.mark.parametrize(
@@ -428,12 +403,11 @@ def test_the_server_of_the_page(tmp_path: Path) -> None:
     pytest.importorskip("openenv", reason="needs openenv")
     page = (Path(__file__).parents[4] / "docs" / "environments.md").read_text(encoding="utf-8")
     (tmp_path / "guess.py").write_text("#" + page.partition("```python\n# guess_server.py")[2].partition("```")[0])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, str(tmp_path / "guess.py"), str(port)])
     try:
-        source = _found(f"openenv:http://127.0.0.1:{port}")
+        wait_for(lambda: listens(port))
+        source = find_environment(f"openenv:http://127.0.0.1:{port}", {"timeout_seconds": 20})
         assert source.answers_text
         environments = [source.start({}, seed) for seed in range(64)]
         for environment in environments:
@@ -453,15 +427,3 @@ def test_the_server_of_the_page(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait(10)
-
-
-def _found(name: str, seconds: float = 60.0) -> Any:
-    """The source, once the server has started."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return find_environment(name, {"timeout_seconds": 20})
-        except EnvironmentFailedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)

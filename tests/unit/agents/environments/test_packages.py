@@ -16,9 +16,10 @@ from burnish.types import Json
 EXAMPLES = Path(__file__).parents[4] / "examples" / "environments"
 
 
-def example(package: str, place: str, options: dict[str, Json]) -> EnvironmentSource:
+def found(package: str, name: str, options: dict[str, Json]) -> EnvironmentSource:
+    """Games of a package, or of the file that is an example for it."""
     pytest.importorskip(package, reason=f"the package {package} is not installed")
-    source = find_environment(f"{EXAMPLES / place}", options)
+    source = find_environment(name if ".py:" not in name else f"{EXAMPLES / name}", options)
     assert (source.answers_text, source.schemas) == (True, ())
     return source
 
@@ -30,16 +31,11 @@ def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gymnasium() -> None:
-    pytest.importorskip("gymnasium", reason="needs gymnasium")
-    source = find_environment("gym:FrozenLake-v1", {"is_slippery": False})
-    assert (source.answers_text, source.schemas) == (True, ())
-    lake = source.start({"prompt": "Cross.", "options": ["A"]}, 3)
+    lake = found("gymnasium", "gym:FrozenLake-v1", {"is_slippery": False}).start({"prompt": "?", "options": ["A"]}, 3)
     assert lake.opening == "0"
     assert lake.step("I go right: 2") == Step("1", 0.0, False)
     assert lake.step("9") == Step("Error: write one integer from 0 to 3.", 0.0, False)
-    for action in ("2", "1", "1", "1"):
-        last = lake.step(action)
-    assert last == Step("14", 0.0, False)
+    assert [lake.step(action).text for action in ("2", "1", "1", "1")] == ["2", "6", "10", "14"]
     assert lake.step("2") == Step("15", 1.0, True)
     assert (lake.ended(), lake.reward()) == (True, 1.0)
     lake.close()
@@ -90,7 +86,7 @@ def test_a_class_of_gymnasium_in_a_file(tmp_path: Path) -> None:
 
 
 def test_textarena() -> None:
-    source = example("textarena", "textarena_game.py:Game", {"id": "GuessTheNumber-v0"})
+    source = found("textarena", "textarena_game.py:Game", {"id": "GuessTheNumber-v0"})
     game = source.start({"prompt": "x"}, 7)
     assert isinstance(game.opening, str)
     assert game.opening.startswith("You are Player 0. You are playing Guess The Number.")
@@ -112,7 +108,7 @@ def test_textarena() -> None:
 
 
 def test_gem() -> None:
-    source = example("gem", "gem_game.py:Game", {"id": "game:GuessTheNumber-v0-easy", "max_number": 8})
+    source = found("gem", "gem_game.py:Game", {"id": "game:GuessTheNumber-v0-easy", "max_number": 8})
     game = source.start({"prompt": "x"}, 7)
     assert isinstance(game.opening, str)
     assert "between 1 and 8" in game.opening
@@ -121,7 +117,7 @@ def test_gem() -> None:
 
 
 def test_skyrl_gym() -> None:
-    source = example("skyrl_gym", "skyrl_gym_task.py:Task", {"id": "gsm8k_multi_turn"})
+    source = found("skyrl_gym", "skyrl_gym_task.py:Task", {"id": "gsm8k_multi_turn"})
     row: dict[str, Json] = {"prompt": "1+1?", "reward_spec": {"ground_truth": "2"}, "extra_info": {"max_turns": 2}}
     task = source.start(row, 0)
     assert task.opening is None

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from typing import Any
 
 import pytest
 from watching import leaving_nothing, wait_for
@@ -34,24 +35,25 @@ SECONDS = 60.0
 @pytest.fixture(scope="module")
 def tier() -> str:
     for name in ("namespaces", "landlock"):
-        try:
+        with suppress(SandboxError):
             Sessions(name).close()  # type: ignore[arg-type]
-        except SandboxError as error:
-            reason = str(error).splitlines()[0]
-        else:
             return name
-    pytest.skip(reason)
+    pytest.skip("no tier confines programs here")
+
+
+def opened(tier: str, state: Any = "fresh", seconds: float = SECONDS, **more: int) -> closing[PythonTool]:
+    return closing(open_python_tool(PythonToolOptions(state, seconds=seconds), tier=tier, **more))
 
 
 @pytest.fixture(scope="module")
 def fresh(tier: str) -> Iterator[PythonTool]:
-    with closing(open_python_tool(PythonToolOptions(seconds=SECONDS), tier=tier)) as tool:
+    with opened(tier) as tool:
         yield tool
 
 
 @pytest.fixture(scope="module")
 def kept(tier: str) -> Iterator[PythonTool]:
-    with closing(open_python_tool(PythonToolOptions("kept", seconds=SECONDS), tier=tier)) as tool:
+    with opened(tier, "kept") as tool:
         yield tool
 
 
@@ -119,8 +121,7 @@ def test_the_model_is_told_that_a_state_is_gone(kept: PythonTool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["fresh", "kept"])
 def test_time_is_limited(tier: str, state: str) -> None:
-    options = PythonToolOptions(state, seconds=1.0)  # type: ignore[arg-type]
-    with closing(open_python_tool(options, tier=tier)) as tool:
+    with opened(tier, state, seconds=1.0) as tool:
         loss = " What was defined in it is gone. The next call begins anew." if state == "kept" else ""
         assert ask(tool, "print('a')\nwhile True: pass") == f"a\n[The process was stopped after 1 s.{loss}]"
         assert ask(tool, "1 + 1") == "2"
@@ -142,8 +143,7 @@ def test_memory_and_output_are_limited(tier: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["fresh", "kept"])
 def test_no_more_processes_than_are_allowed(tier: str, state: str) -> None:
-    options = PythonToolOptions(state, seconds=SECONDS)  # type: ignore[arg-type]
-    with closing(open_python_tool(options, tier=tier, conversations=1, at_once=1)) as tool:
+    with opened(tier, state, conversations=1, at_once=1) as tool:
         found: list[str] = []
         slow = threading.Thread(target=lambda: found.append(ask(tool, "import time\ntime.sleep(1)\n1", 1)))
         slow.start()
@@ -172,12 +172,10 @@ def test_a_conversation_that_ends_stops_its_call(kept: PythonTool) -> None:
 @pytest.mark.slow
 def test_nothing_is_left(tier: str) -> None:
     for state in ("fresh", "kept"):
-        with leaving_nothing():
-            tool = open_python_tool(PythonToolOptions(state, seconds=SECONDS), tier=tier)  # type: ignore[arg-type]
+        with leaving_nothing(), opened(tier, state) as tool:
             for conversation in range(3):
                 ask(tool, "x = 1", conversation)
             tool.end(0)
-            tool.close()
             tool.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -13,21 +14,16 @@ from burnish.types import Json
 
 OWN_CODE = '''
 from __future__ import annotations
-
 import asyncio
 import random
-
 import numpy as np
-
 from burnish.agents.environments.protocol import Step
-
 
 class Counter:
     """The form of TRL's documentation: no arguments, reset(**kwargs), a method that is a tool, get_reward()."""
 
     def reset(self, **kwargs) -> str | None:
         self.count = 0
-        self.columns = sorted(kwargs)
         return "The counter is 0.\\n"
 
     def increment(self, step: int) -> int:
@@ -49,116 +45,84 @@ class Counter:
     def _helper(self):
         return None
 
-
 class Keeper:
     """The form of TRL's page on OpenEnv: `reward` and `done` are attributes, and a tool raises when all is over."""
-
     def __init__(self):
         self.client = "client"
-
     def reset(self, **kwargs) -> str | None:
-        self.reward = 0.0
-        self.done = False
-
+        self.reward, self.done = 0.0, False
     def guess(self, word: str) -> str:
-        """Guess.
-
-        Args:
-            word: The word.
-        """
+        """Guess."""
         if self.done:
             raise ValueError("Game over.")
         self.done = word == "end"
         self.reward += 0.5
         return f"You said {word}."
 
-
 class Stepping:
     """Tools that return steps; one is called `step`, as its hint says that it returns a text."""
-
-    def reset(self):
-        return None
-
+    def reset(self): ...
     def step(self, action: str) -> str:
         """Act."""
         return Step(f"did {action}", reward=0.25)
-
     def finish(self) -> str:
         """End."""
         return Step("over", reward=1, ended=True)
 
-
 class Asynchronous:
     def reset(self, **row):
         self.loops = set()
-
     async def wait(self, times: int) -> str:
         """Wait."""
         for _ in range(times):
             await asyncio.sleep(0)
         self.loops.add(id(asyncio.get_running_loop()))
         return f"waited {times}"
-
     async def stop(self) -> str:
         """Stop."""
         return Step("stopped", ended=True)
-
     async def get_reward(self) -> float:
         self.loops.add(id(asyncio.get_running_loop()))
         return 10.0 * len(self.loops)
 
-
 class Named:
     def __init__(self, start: int = 1, *, step: int = 2):
         self.start = start
-        self.log = []
-
     def reset(self, question, answer=None):
         return f"{question} {answer} {self.start}"
-
 
 class Seeded:
     def reset(self, seed, **row):
         return f"{seed} {sorted(row)}"
 
-
 class Unseeded:
     def __init__(self):
         self.first = random.random()
-
     def reset(self, **row):
         return f"{self.first} {random.random()} {np.random.rand()}"
 
-
 class Closing:
     log = []
-
     def reset(self, fail: bool = False):
         if fail:
             raise RuntimeError("no room")
-
     def close(self):
         self.log.append("closed")
-
     @staticmethod
     def add(first: int, second: int) -> int:
         """Add."""
         return first + second
-
     @property
     def wrong(self) -> int:
         raise AssertionError("a property is not a tool and is not read")
-
     @classmethod
     def count(cls) -> int:
         return 0
-
 
 def counting(start: int = 0):
     counter = Counter()
     counter.start = start
     return counter
-
 
 class NoReset:
     def act(self) -> str:
@@ -216,21 +180,14 @@ def names(source: EnvironmentSource) -> list[object]:
 def test_a_class_of_trls_documentation_runs_unchanged(place: str) -> None:
     source = find_environment(f"{place}:Counter", {})
     assert not source.answers_text
-    assert source.schemas == (
-        {
-            "type": "function",
-            "function": {
-                "name": "increment",
-                "description": "Add to the counter.",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"step": {"type": "integer", "description": "How much to add."}},
-                    "required": ["step"],
-                },
-                "return": {"type": "integer", "description": "The new value of the counter."},
-            },
-        },
-    )
+    step = {"type": "integer", "description": "How much to add."}
+    function = {
+        "name": "increment",
+        "description": "Add to the counter.",
+        "parameters": {"type": "object", "properties": {"step": step}, "required": ["step"]},
+        "return": {"type": "integer", "description": "The new value of the counter."},
+    }
+    assert source.schemas == ({"type": "function", "function": function},)
     environment = source.start({"prompt": [{"role": "user", "content": "Count."}], "target": 3}, 1)
     assert environment.opening == "The counter is 0.\n"
     assert environment.call("increment", {"step": 2}) == 2
@@ -265,20 +222,16 @@ def test_tools_may_return_steps(place: str) -> None:
 def test_all_that_is_awaited_runs_in_one_loop(place: str) -> None:
     environment = started(place, "Asynchronous")
 
-    async def both() -> list[object]:
-        return await asyncio.gather(*(environment.call("wait", {"times": times}) for times in (2, 1)))  # type: ignore[call-overload]
+    async def called(name: str, *given: dict[str, Json]) -> list[Any]:
+        return await asyncio.gather(*(environment.call(name, arguments) for arguments in given))  # type: ignore[call-overload]
 
-    assert asyncio.run(both()) == ["waited 2", "waited 1"]
-    assert asyncio.run(_awaited(environment.call("wait", {"times": 0}))) == "waited 0"  # another loop of the caller
+    assert asyncio.run(called("wait", {"times": 2}, {"times": 1})) == ["waited 2", "waited 1"]
+    assert asyncio.run(called("wait", {"times": 0})) == ["waited 0"]  # another loop of the caller
     assert environment.reward() == 10.0
     assert not environment.ended()
-    assert asyncio.run(_awaited(environment.call("stop", {}))) == Step("stopped", None, True)
+    assert asyncio.run(called("stop", {})) == [Step("stopped", None, True)]
     assert environment.ended()
     environment.close()
-
-
-async def _awaited(value: object) -> object:
-    return await value  # type: ignore[misc]
 
 
 def test_reset_gets_the_columns_that_it_takes(place: str) -> None:
@@ -304,9 +257,7 @@ def test_which_methods_are_tools(place: str) -> None:
     assert environment.call("add", {"first": 1, "second": 2}) == 3
     environment.close()
     assert log == ["closed"]
-    with pytest.raises(
-        EnvironmentFailedError, match=r"reset of the environment .*:Closing failed: RuntimeError: no room"
-    ):
+    with pytest.raises(EnvironmentFailedError, match=r"reset of the .*:Closing failed: RuntimeError: no room"):
         source.start({"fail": True}, 0)
     assert log == ["closed", "closed"]
     with pytest.raises(EnvironmentFailedError, match="has no tool 'close'"):
@@ -344,10 +295,7 @@ def test_classes_that_are_refused_when_they_are_found(place: str, name: str, mes
     [
         ("Raises", r"making the environment .*:Raises failed: KeyError: 'no key' \(.*own_code.py:\d+\)"),
         ("Leaves", "reset of the environment .*:Leaves failed: SystemExit: 3"),
-        (
-            "Wants",
-            "needs 'anwser', which the row does not have\n  -> did you mean 'answer'\\? columns of the row: answer",
-        ),
+        ("Wants", "needs 'anwser', which the row .*\n  -> did you mean 'answer'\\? columns of the row: answer"),
     ],
 )
 def test_objects_that_do_not_start(place: str, name: str, message: str) -> None:
@@ -355,34 +303,22 @@ def test_objects_that_do_not_start(place: str, name: str, message: str) -> None:
         started(place, name, {"answer": "4"})
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("FailingReward", "get_reward of the environment .*:FailingReward failed: ZeroDivisionError"),
-        ("NanAttribute", "the attribute reward of the environment .*:NanAttribute is nan"),
-    ],
-)
-def test_rewards_that_are_none(place: str, name: str, message: str) -> None:
-    with pytest.raises(EnvironmentFailedError, match=message):
-        started(place, name).reward()
-
-
-def test_a_step_of_a_tool_is_checked(place: str) -> None:
+def test_rewards_and_steps_are_checked(place: str) -> None:
+    with pytest.raises(EnvironmentFailedError, match=r"get_reward of the .*:FailingReward failed: ZeroDivisionError"):
+        started(place, "FailingReward").reward()
+    with pytest.raises(EnvironmentFailedError, match=r"the attribute reward of the environment .*:NanAttribute is nan"):
+        started(place, "NanAttribute").reward()
     with pytest.raises(EnvironmentFailedError, match=r"the text of what act of the environment .* is of the type int"):
         started(place, "WrongStep").call("act", {})
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "option", "message"),
     [
-        (
-            "Named",
-            {"strat": 2},
-            "cannot be called with the options {'strat': 2}: .*unexpected.*-> it takes start, step",
-        ),
-        ("Counter", {"start": 2}, "-> it takes no options"),
+        ("Named", "strat", "called with the options {'strat': 2}: .*unexpected.*-> it takes start, step"),
+        ("Counter", "start", "-> it takes no options"),
     ],
 )
-def test_options_that_do_not_fit(place: str, name: str, options: dict[str, Json], message: str) -> None:
+def test_options_that_do_not_fit(place: str, name: str, option: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){message}"):
-        find_environment(f"{place}:{name}", options)
+        find_environment(f"{place}:{name}", {option: 2})

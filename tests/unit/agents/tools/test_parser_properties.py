@@ -40,9 +40,8 @@ def written(form: str, calls: list[ToolCall]) -> str:
     bodies = []
     for call in calls:
         if form == "qwen_xml":
-            values = {
-                key: value if isinstance(value, str) else json.dumps(value) for key, value in call.arguments.items()
-            }
+            given = call.arguments.items()
+            values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in given}
             assume(not any(_TAG.search(value) for value in values.values()))
             parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
             bodies.append(f"<function={call.name}>\n{parameters}</function>")
@@ -54,16 +53,11 @@ def written(form: str, calls: list[ToolCall]) -> str:
 
 def schema_for(calls: list[ToolCall]) -> list[dict[str, Any]]:
     """One tool for each call, whose parameters have exactly the types of its arguments."""
-    return [
-        {
-            "name": call.name,
-            "parameters": {
-                "type": "object",
-                "properties": {key: {"type": KINDS.get(type(value), "null")} for key, value in call.arguments.items()},
-            },
-        }
-        for call in calls
-    ]
+
+    def typed(call: ToolCall) -> dict[str, Any]:
+        return {key: {"type": KINDS.get(type(value), "null")} for key, value in call.arguments.items()}
+
+    return [{"name": call.name, "parameters": {"type": "object", "properties": typed(call)}} for call in calls]
 
 
 @pytest.mark.slow
@@ -106,37 +100,12 @@ def test_nor_by_broken_calls(form: str, data: st.DataObject, call: ToolCall) -> 
 
 
 HOSTILE = [
-    "<tool_call>",
-    "<tool_call>{",
-    '<tool_call>"',
-    '<tool_call>\\"',
-    '<tool_call>{"',
-    '<tool_call>{"a": "',
-    '<tool_call>[", "',
-    '<tool_call>[",",',
-    "<tool_call></think>",
-    "<think>",
-    "</think>",
-    "<tool_call> ",
-    "<tool_call><function=f>",
-    "<tool_call><function=f><parameter=a>",
-    "<tool_call><function=f><parameter=a></parameter>",
-    "<parameter=a></parameter>",
-    "<function=",
-    '{"name": "f", "parameters": {}};',
-    '{"name": "f", "parameters": {"a": ',
-    "<|python_tag|>",
-    "[f(",
-    "[f(a={",
-    "[f(a=1), ",
-    "[",
-    " ",
-    "\\",
-    '"',
-    "<",
+    *("<tool_call>", "<tool_call> ", "<tool_call>{", '<tool_call>"', '<tool_call>\\"', '<tool_call>{"'),
+    *('<tool_call>{"a": "', '<tool_call>[", "', '<tool_call>[",",', "<tool_call></think>", "<think>", "</think>"),
+    *("<tool_call><function=f>", "<tool_call><function=f><parameter=a>", "<parameter=a></parameter>", "<function="),
+    *("<tool_call><function=f><parameter=a></parameter>", '{"name": "f", "parameters": {}};', "<|python_tag|>"),
+    *('{"name": "f", "parameters": {"a": ', "[f(", "[f(a={", "[f(a=1), ", "[", " ", "\\", '"', "<"),
 ]
-
-
 ENDLESS = [
     pytest.param(unit, form, marks=[pytest.mark.slow] if slow else [])
     for unit in HOSTILE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -19,26 +18,18 @@ GOOD = {
     "llama_json": '{"name": "job", "parameters": {"city": "Rome", "days": 3}}',
     "pythonic": '[job(city="Rome", days=3)]',
 }
-SCHEMA: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "job",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string"},
-                "days": {"type": "integer"},
-                "part": {"type": "number"},
-                "exact": {"type": "boolean"},
-                "tags": {"type": "array"},
-                "more": {"type": "object"},
-                "note": {"type": "string", "nullable": True},
-                "either": {"type": ["string", "integer"]},
-                "any": {},
-            },
-        },
-    },
+PROPERTIES: dict[str, Any] = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "part": {"type": "number"},
+    "exact": {"type": "boolean"},
+    "tags": {"type": "array"},
+    "more": {"type": "object"},
+    "note": {"type": "string", "nullable": True},
+    "either": {"type": ["string", "integer"]},
+    "any": {},
 }
+SCHEMA = {"type": "function", "function": {"name": "job", "parameters": {"type": "object", "properties": PROPERTIES}}}
 
 
 def parsed(form: str, text: str) -> Parsed:
@@ -236,19 +227,20 @@ PYTHONIC_BAD = [
     ("[f(a='\0')]", "not"),
 ]
 
-ALL_GOOD = {"hermes": HERMES_GOOD, "qwen_xml": QWEN_GOOD, "llama_json": LLAMA_GOOD, "pythonic": PYTHONIC_GOOD}
-ALL_BAD = {"hermes": HERMES_BAD, "qwen_xml": QWEN_BAD, "llama_json": LLAMA_BAD, "pythonic": PYTHONIC_BAD}
 
-
-def rows(table: Mapping[str, list[tuple[str, Any]]]) -> list[Any]:
+def rows(**tables: list[tuple[str, Any]]) -> list[Any]:
     return [
         pytest.param(form, text, result, id=f"{form}-{number}")
-        for form, lines in table.items()
+        for form, lines in tables.items()
         for number, (text, result) in enumerate(lines)
     ]
 
 
-@pytest.mark.parametrize(("form", "text", "expected"), rows(ALL_GOOD))
+GOOD_ROWS = rows(hermes=HERMES_GOOD, qwen_xml=QWEN_GOOD, llama_json=LLAMA_GOOD, pythonic=PYTHONIC_GOOD)
+BAD_ROWS = rows(hermes=HERMES_BAD, qwen_xml=QWEN_BAD, llama_json=LLAMA_BAD, pythonic=PYTHONIC_BAD)
+
+
+@pytest.mark.parametrize(("form", "text", "expected"), GOOD_ROWS)
 def test_calls_are_read(form: str, text: str, expected: list[Any]) -> None:
     found = calls(form, text)
     assert json.dumps(found) == json.dumps(expected)  # unlike ==, this tells 1, 1.0 and True apart
@@ -256,7 +248,7 @@ def test_calls_are_read(form: str, text: str, expected: list[Any]) -> None:
         assert parsed(form, text).content == text
 
 
-@pytest.mark.parametrize(("form", "text", "why"), rows(ALL_BAD))
+@pytest.mark.parametrize(("form", "text", "why"), BAD_ROWS)
 def test_what_is_not_a_call_is_explained(form: str, text: str, why: str) -> None:
     (call,) = (call for call in parsed(form, text).calls if isinstance(call, MalformedCall))
     assert why in call.why

@@ -94,31 +94,20 @@ def test_schemas_equal_those_of_transformers(function: Callable[..., Any]) -> No
 
 
 def test_a_schema() -> None:
-    assert schema_of(weather, name="forecast") == {
-        "type": "function",
-        "function": {
-            "name": "forecast",
-            "description": "Look up the weather.\n\nIt is a forecast, so it may be wrong.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "description": "The city, such as Rome."},
-                    "days": {"type": "integer", "description": "How many days from today on."},
-                    "unit": {
-                        "type": "string",
-                        "enum": ["celsius", "kelvin"],
-                        "description": "Unit: of the temperatures.",
-                    },
-                },
-                "required": ["city"],
-            },
-            "return": {
-                "type": "object",
-                "additionalProperties": {"type": "number"},
-                "description": "Temperature of each day.",
-            },
-        },
+    unit = {"type": "string", "enum": ["celsius", "kelvin"], "description": "Unit: of the temperatures."}
+    properties = {
+        "city": {"type": "string", "description": "The city, such as Rome."},
+        "days": {"type": "integer", "description": "How many days from today on."},
+        "unit": unit,
     }
+    returned = {"additionalProperties": {"type": "number"}, "description": "Temperature of each day."}
+    function = {
+        "name": "forecast",
+        "description": "Look up the weather.\n\nIt is a forecast, so it may be wrong.",
+        "parameters": {"type": "object", "properties": properties, "required": ["city"]},
+        "return": {"type": "object", **returned},
+    }
+    assert schema_of(weather, name="forecast") == {"type": "function", "function": function}
 
 
 def test_methods() -> None:
@@ -145,11 +134,9 @@ def test_descriptions_may_be_missing_or_have_types() -> None:
         """Halve."""
         return a
 
-    assert properties(half) == {
-        "a": {"type": "integer", "description": "The first."},
-        "b": {"type": "integer", "description": ""},
-    }
-    assert properties(none) == {"a": {"type": "integer", "description": ""}}
+    number = {"type": "integer", "description": ""}
+    assert properties(half) == {"a": number | {"description": "The first."}, "b": number}
+    assert properties(none) == {"a": number}
 
 
 def test_wrapped_functions_keep_their_schema() -> None:
