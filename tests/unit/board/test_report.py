@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,12 @@ EVIL = "</script><script>alert(1)</script><!-- \u2028 & <b>"
 
 
 def groups(count: int, samples: int, tokens: int, text: str = "q") -> list[RolloutGroup]:
-    found = []
-    for g in range(count):
-        rollouts = tuple(
-            Rollout(f"p{g}", g, k, (1,), (0,) * tokens, (-1.5,) * tokens, FinishReason.STOP, 0, "x" * tokens,
-                    float(k), {"exact": 1.0}, None, RewardStatus.OK)
-            for k in range(samples)
-        )  # fmt: skip
-        found.append(RolloutGroup(Prompt(f"p{g}", text=f"{text}{g}", answer=text), g, rollouts))
-    return found
+    def rollout(g: int, k: int) -> Rollout:
+        sampled = ((0,) * tokens, (-1.5,) * tokens, FinishReason.STOP, 0, "x" * tokens)
+        return Rollout(f"p{g}", g, k, (1,), *sampled, float(k), {"exact": 1.0}, None, RewardStatus.OK)
+
+    prompts = [Prompt(f"p{g}", text=f"{text}{g}", answer=text) for g in range(count)]
+    return [RolloutGroup(one, g, tuple(rollout(g, k) for k in range(samples))) for g, one in enumerate(prompts)]
 
 
 def make_run(folder: Path, steps: int = 3, text: str = "q", **size: int) -> None:
@@ -50,10 +48,20 @@ def embedded(page: str) -> Any:
     return json.loads(found[1])
 
 
+def held_by(*folders: Path, **more: Any) -> Any:
+    """The data in the page of these runs."""
+    return embedded(write_report(*folders, **more).read_text(encoding="utf-8"))
+
+
+def details_of(folder: Path) -> Any:
+    (found,) = held_by(folder)["details"].values()
+    return found
+
+
 def test_the_page_holds_curves_configuration_alarms_and_rollouts(tmp_path: Path) -> None:
     make_run(tmp_path)
     (tmp_path / "config.yaml").write_text("seed: 17\n")
-    held = embedded(write_report(tmp_path).read_text())
+    held = held_by(tmp_path)
     ((name, detail),) = held["details"].items()
     reward = held["lines"][name]["drawn"]["reward/mean"]
     assert (reward["steps"], reward["y"]) == ([1, 2, 3], [0.3333333, 0.6666667, 1.0])
@@ -66,19 +74,16 @@ def test_the_page_holds_curves_configuration_alarms_and_rollouts(tmp_path: Path)
     assert "seed: 17" in held["configurations"]["texts"][name]
 
 
-def test_the_page_tells_no_secret_and_is_its_owners(tmp_path: Path) -> None:
+def test_the_page_tells_no_secret_and_is_its_owners(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Also of a folder that an earlier version wrote, which masked nothing."""
-    before = os.umask(0)
-    try:
-        make_run(tmp_path)
-        (tmp_path / "config.yaml").write_text("seed: 17\nrewards:\n- options:\n    api_key: hunter2\n    n: 3\n")
-        (tmp_path / "environment.json").write_text('{"command": ["a=https://me:hunter2@example.org"]}')
-        page = write_report(tmp_path)
-    finally:
-        os.umask(before)
-    assert "hunter2" not in page.read_text()
-    assert "api_key: (masked)" in page.read_text()
-    assert "n: 3" in page.read_text()
+    request.addfinalizer(partial(os.umask, os.umask(0)))
+    make_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("seed: 17\nrewards:\n- options:\n    api_key: hunter2\n    n: 3\n")
+    (tmp_path / "environment.json").write_text('{"command": ["a=https://me:hunter2@example.org"]}')
+    page = write_report(tmp_path).read_text()
+    assert "hunter2" not in page
+    assert "api_key: (masked)" in page
+    assert "n: 3" in page
     for name in ("report.html", "metrics.jsonl", "rollouts/step-000001.jsonl"):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
 
@@ -95,8 +100,7 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
 
 def test_half_a_character_does_not_keep_the_page_from_being_written(tmp_path: Path) -> None:
     make_run(tmp_path, text="\ud83d")
-    (detail,) = embedded(write_report(tmp_path).read_text(encoding="utf-8"))["details"].values()
-    assert detail["rollouts"][0]["groups"][0]["responses"][0]["tokens"] == ["\ud83d"] * 3
+    assert details_of(tmp_path)["rollouts"][0]["groups"][0]["responses"][0]["tokens"] == ["\ud83d"] * 3
 
 
 def test_what_the_policy_writes_stays_text(tmp_path: Path) -> None:
@@ -105,8 +109,7 @@ def test_what_the_policy_writes_stays_text(tmp_path: Path) -> None:
     page = write_report(tmp_path).read_text()
     assert "alert(1)</script>" not in page
     assert page.count("<script") == page.count("</script>") == 7
-    (detail,) = embedded(page)["details"].values()
-    group = detail["rollouts"][0]["groups"][0]
+    group = details_of(tmp_path)["rollouts"][0]["groups"][0]
     assert group["responses"][0]["tokens"][0] == EVIL
     assert group["answer"] == EVIL
 
@@ -115,9 +118,7 @@ def test_what_the_policy_writes_stays_text(tmp_path: Path) -> None:
 def test_a_big_run_makes_a_bounded_page_that_says_so(tmp_path: Path) -> None:
     make_run(tmp_path, steps=12, count=6, samples=8, tokens=200)
     limits = PageLimits(steps=5, prompts_per_step=4, total_bytes=150_000)
-    path = write_report(tmp_path, out=tmp_path / "page.html", limits=limits)
-    page = path.read_text()
-    (detail,) = embedded(page)["details"].values()
+    (detail,) = held_by(tmp_path, out=tmp_path / "page.html", limits=limits)["details"].values()
     assert [file["step"] for file in detail["rollouts"]] == detail["steps"] == [1, 4, 7, 9, 12]
     assert len(json.dumps(detail["rollouts"])) <= 160_000
     assert "5 of 12 recorded steps" in detail["remarks"][0]
@@ -146,15 +147,14 @@ def test_a_damaged_rollout_file_is_named(tmp_path: Path) -> None:
 
 def test_a_run_without_rollouts_has_a_page(tmp_path: Path) -> None:
     build_sinks([], tmp_path).write(1, {"train/loss": 2.0})
-    (detail,) = embedded(write_report(tmp_path).read_text())["details"].values()
-    assert detail["rollouts"] == []
+    assert details_of(tmp_path)["rollouts"] == []
 
 
 def test_long_curves_are_thinned_evenly_with_both_ends_and_all_that_stands_out(tmp_path: Path) -> None:
     rows = [{"step": step, "reward/mean": float(step % 7)} for step in range(5000)]
     rows[1234]["reward/mean"], rows[4321]["reward/mean"] = 99.0, -99.0
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    held = embedded(write_report(tmp_path).read_text())
+    held = held_by(tmp_path)
     (lines,), (detail,) = held["lines"].values(), held["details"].values()
     xs, ys = lines["drawn"]["reward/mean"]["steps"], lines["drawn"]["reward/mean"]["y"]
     assert (len(xs) <= 800, xs[0], xs[-1]) == (True, 0, 4999)
@@ -188,7 +188,7 @@ steps: 100
 def test_the_configuration_is_told_as_a_difference_from_defaults_and_preset(tmp_path: Path) -> None:
     make_run(tmp_path)
     (tmp_path / "config.yaml").write_text(RESOLVED % "0.01")
-    table = embedded(write_report(tmp_path).read_text())["configurations"]["rows"]
+    table = held_by(tmp_path)["configurations"]["rows"]
     rows = {row["path"]: row["values"][0] for row in table}
     # steps: 100 and dtype are defaults, clip_high is the preset's
     assert rows == {
@@ -207,14 +207,14 @@ def test_the_configuration_is_told_as_a_difference_from_defaults_and_preset(tmp_
 def test_a_configuration_that_cannot_be_read_leaves_the_page_whole(tmp_path: Path, text: str) -> None:
     make_run(tmp_path)
     (tmp_path / "config.yaml").write_text(text)
-    assert embedded(write_report(tmp_path).read_text())["configurations"]["texts"] == {tmp_path.name: text}
+    assert held_by(tmp_path)["configurations"]["texts"] == {tmp_path.name: text}
 
 
 def test_several_runs_on_one_page(tmp_path: Path) -> None:
     for name, coef in (("a", "0.01"), ("b", "0.02")):
         make_run(tmp_path / name, steps=2)
         (tmp_path / name / "config.yaml").write_text(RESOLVED % coef)
-    held = embedded(write_report(tmp_path / "a", tmp_path / "b", out=tmp_path / "both.html").read_text())
+    held = held_by(tmp_path / "a", tmp_path / "b", out=tmp_path / "both.html")
     curves = {name: lines["drawn"]["reward/mean"]["y"] for name, lines in held["lines"].items()}
     assert curves == {"a": [0.5, 1.0], "b": [0.5, 1.0]}
     assert [detail["steps"] for detail in held["details"].values()] == [[1, 2]] * 2
@@ -224,12 +224,11 @@ def test_several_runs_on_one_page(tmp_path: Path) -> None:
 
 def test_runs_of_two_presets_show_the_values_that_they_had(tmp_path: Path) -> None:
     """Only b departs from its preset, and a has the value of another."""
-    for name, preset, clip in (("a", "grpo", 0.2), ("b", "dapo", 0.3)):
+    for name, preset, clip, more in (("a", "grpo", 0.2, ""), ("b", "dapo", 0.3, "seed: 7\n")):
         make_run(tmp_path / name, steps=2)
         text = RESOLVED.replace("preset: dapo, clip_high: 0.28", f"preset: {preset}, clip_high: {clip}")
-        (tmp_path / name / "config.yaml").write_text(text % "0.0")
-    (tmp_path / "b" / "config.yaml").write_text((tmp_path / "b" / "config.yaml").read_text() + "seed: 7\n")
-    held = embedded(write_report(tmp_path / "a", tmp_path / "b", out=tmp_path / "both.html").read_text())
+        (tmp_path / name / "config.yaml").write_text(text % "0.0" + more)
+    held = held_by(tmp_path / "a", tmp_path / "b", out=tmp_path / "both.html")
     rows = {row["path"]: (*row["values"], row["default"]) for row in held["configurations"]["rows"] if row["differs"]}
     assert rows["algorithm.clip_high"] == ("0.2", "0.3", "by preset")
     assert rows["seed"][:2] == ("", "7")

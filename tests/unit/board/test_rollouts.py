@@ -25,20 +25,13 @@ def index(tmp_path: Path) -> RolloutIndex:
     return RolloutIndex(tmp_path)
 
 
-def shown(index: RolloutIndex, wanted: ResponseFilter) -> dict[int, int]:
-    return {group["group"]: len(group["rewards"]) for group in step_page(index, "step", 3, wanted)["groups"]}
-
-
 def test_the_group_of_the_largest_spread_comes_first(index: RolloutIndex) -> None:
     page = step_page(index, "step", 3, ResponseFilter())
-    assert [(g["group"], g["mean"], g["spread"], g["kept"]) for g in page["groups"]] == [
-        (2, 0.5, 1.0, 2),
-        (7, 0.375, 0.25, 2),
-    ]
+    found = [(g["group"], g["mean"], g["spread"], g["kept"]) for g in page["groups"]]
+    assert found == [(2, 0.5, 1.0, 2), (7, 0.375, 0.25, 2)]
     assert page["groups"][0]["rewards"] == [0.0, 1.0, None]
-    assert page["statuses"] == ["error", "ok"]
+    assert (page["statuses"], page["domains"]) == (["error", "ok"], ["default", "math"])
     assert page["reasons"] == ["kept", "reward error"]
-    assert page["domains"] == ["default", "math"]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +49,9 @@ def test_the_group_of_the_largest_spread_comes_first(index: RolloutIndex) -> Non
     ],
 )
 def test_filters(index: RolloutIndex, wanted: ResponseFilter, groups: dict[int, int]) -> None:
-    assert shown(index, wanted) == groups
-    assert step_page(index, "step", 3, wanted)["left_out"] == len(LINES) - sum(groups.values())
+    page = step_page(index, "step", 3, wanted)
+    assert {group["group"]: len(group["rewards"]) for group in page["groups"]} == groups
+    assert page["left_out"] == len(LINES) - sum(groups.values())
 
 
 def test_a_group_is_read_line_by_line_with_its_numbers(tmp_path: Path) -> None:
@@ -80,10 +74,8 @@ def test_a_prompt_over_training(index: RolloutIndex) -> None:
     assert index.missing("step") == [3, 9]
     for step in index.missing("step"):
         index.add("step", step)
-    assert [(s["step"], s["group"], s["mean"], s["low"], s["high"]) for s in sightings(index, "step", "p2")] == [
-        (3, 2, 0.5, 0.0, 1.0),
-        (9, 4, 1.0, 1.0, 1.0),
-    ]
+    found = [(s["step"], s["group"], s["mean"], s["low"], s["high"]) for s in sightings(index, "step", "p2")]
+    assert found == [(3, 2, 0.5, 0.0, 1.0), (9, 4, 1.0, 1.0, 1.0)]
     assert index.missing("step") == []
 
 
@@ -139,11 +131,8 @@ def test_a_damaged_file_is_named(index: RolloutIndex) -> None:
 
 
 def test_rows_for_training(index: RolloutIndex) -> None:
-    demonstrations = rows_of_step(index, 3, "best")
-    assert [(row["prompt"], row["completion"], row["reward"]) for row in demonstrations] == [
-        ("question 7", "x1", 0.5),
-        ("question 2", "abc", 1.0),
-    ]
+    best = [(row["prompt"], row["completion"], row["reward"]) for row in rows_of_step(index, 3, "best")]
+    assert best == [("question 7", "x1", 0.5), ("question 2", "abc", 1.0)]
     assert [row["reward"] for row in rows_of_step(index, 3, "best", least=0.75)] == [1.0]
     assert [row["margin"] for row in rows_of_step(index, 3, "pairs")] == [0.25, 1.0]
     with pytest.raises(DataError, match="no such rows"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from board_runs import write_step
 
 from burnish.board.pictures import extreme_thirds, has_format, repetition, score_charts
 
@@ -41,10 +41,9 @@ def test_thirds_that_share_a_reward_say_nothing() -> None:
 def test_charts_of_two_steps(tmp_path: Path) -> None:
     """Failed and greedy responses are left out; a step with equal rewards has no point."""
     first = [line(0, "a b c a b c", 6), line(1, "- x", 2), line(0.5)]
-    steps = {1: [*first, line(None, tokens=99), line(9, tokens=99, greedy=True)], 2: [line(1)] * 3}
-    for step, rows in steps.items():
-        (tmp_path / f"step-{step:06d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    charts = {chart["title"]: chart for chart in score_charts(tmp_path)}
+    write_step(tmp_path, 1, [*first, line(None, tokens=99), line(9, tokens=99, greedy=True)])
+    write_step(tmp_path, 2, [line(1)] * 3)
+    charts = {chart["title"]: chart for chart in score_charts(tmp_path / "rollouts")}
     values = {title: [series["y"] for series in chart["series"]] for title, chart in charts.items()}
     assert values == {
         "Length by score": [[2.0], [6.0]],
@@ -64,6 +63,6 @@ def test_a_long_text_of_white_space_takes_no_time() -> None:
 
 def test_a_conversation_of_several_rows_counts_once(tmp_path: Path) -> None:
     rows = [line(0, tokens=1), line(1, tokens=3), line(0.5), {**line(0, tokens=50), "ends_in": 1}]
-    (tmp_path / "step-000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    charts = {chart["title"]: chart for chart in score_charts(tmp_path)}
+    write_step(tmp_path, 1, rows)
+    charts = {chart["title"]: chart for chart in score_charts(tmp_path / "rollouts")}
     assert [series["y"] for series in charts["Length by score"]["series"]] == [[3.0], [1.0]]

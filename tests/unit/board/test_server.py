@@ -23,6 +23,7 @@ pytest.importorskip("starlette", reason="needs burnish[serve]")
 SECRET = "a secret of the board"
 Answer = tuple[int, Mapping[str, str], bytes]
 Ask = Callable[..., Answer]
+Serve = Callable[..., Ask]
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def serve(run: Path) -> Iterator[Callable[..., Ask]]:
+def serve(run: Path) -> Iterator[Serve]:
     """Start a board of the folder above the run, and return a function that asks it."""
     with ExitStack() as stack:
 
@@ -47,9 +48,7 @@ def serve(run: Path) -> Iterator[Callable[..., Ask]]:
         yield start
 
 
-def asked(
-    port: int, method: str, path: str, body: Any, headers: dict[str, str]
-) -> tuple[int, Mapping[str, str], bytes]:
+def asked(port: int, method: str, path: str, body: Any, headers: dict[str, str]) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     sent = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     kind = {"Content-Type": "application/json"} if sent is not None else {}
@@ -66,7 +65,7 @@ def data(found: Answer) -> Any:
     return json.loads(found[2])
 
 
-def test_from_the_list_of_runs_to_a_response(serve: Callable[..., Ask]) -> None:
+def test_from_the_list_of_runs_to_a_response(serve: Serve) -> None:
     ask = serve()
     overview = data(ask("GET", "/api/runs"))
     assert [(one["name"], one["step"], one["state"]) for one in overview["runs"]] == [("a", 2, "stopped")]
@@ -86,23 +85,21 @@ def test_from_the_list_of_runs_to_a_response(serve: Callable[..., Ask]) -> None:
 
 
 def test_events_begin_with_all_runs_and_say_how_old_the_last_step_is(
-    serve: Callable[..., Ask], run: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("burnish.board.server._AGING_SECONDS", 0.1)
     ask = serve()
     port = ask.__closure__[0].cell_contents  # type: ignore[attr-defined]
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request("GET", "/api/events")
-    answer = connection.getresponse()
-    first = json.loads(answer.readline().removeprefix(b"data: "))
-    assert [one["rows"] for one in first["runs"]] == [2]
+    lines = iter(connection.getresponse())
+    events = (json.loads(line.removeprefix(b"data: ")) for line in lines if line != b"\n")
+    assert [one["rows"] for one in next(events)["runs"]] == [2]
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "reward/mean": 1.0}\n')
-    answer.readline()
-    then = json.loads(answer.readline().removeprefix(b"data: "))
+    then = next(events)
     assert [(one["rows"], one["values"]) for one in then["runs"]] == [(3, {"reward/mean": [0.5, 1.0]})]
-    answer.readline()
-    still = json.loads(answer.readline().removeprefix(b"data: "))
+    still = next(events)
     assert (still["runs"], still["now"] > then["now"]) == ([], True)
     connection.close()
 
@@ -134,7 +131,7 @@ def test_events_begin_with_all_runs_and_say_how_old_the_last_step_is(
         ("/api/groups?run=a&step=1&text=%27%3B+DROP+TABLE+files%3B--", 200),
     ],
 )
-def test_nothing_but_runs_is_read_whatever_is_asked_for(serve: Callable[..., Ask], path: str, status: int) -> None:
+def test_nothing_but_runs_is_read_whatever_is_asked_for(serve: Serve, path: str, status: int) -> None:
     found = serve()("GET", path)
     assert found[0] == status
     assert b"root:" not in found[2]
@@ -142,7 +139,7 @@ def test_nothing_but_runs_is_read_whatever_is_asked_for(serve: Callable[..., Ask
     assert "X-Evil" not in found[1]
 
 
-def test_the_page_holds_no_data_and_may_load_nothing_from_elsewhere(serve: Callable[..., Ask]) -> None:
+def test_the_page_holds_no_data_and_may_load_nothing_from_elsewhere(serve: Serve) -> None:
     ask = serve()
     for name in ("", "board.js", "shared.js", "charts.js", "uplot/uPlot.iife.min.js", "page.css", "board.css"):
         status, headers, content = ask("GET", f"/{name}")
@@ -155,7 +152,7 @@ def test_the_page_holds_no_data_and_may_load_nothing_from_elsewhere(serve: Calla
     assert b"innerHTML" not in ask("GET", "/board.js")[2] + ask("GET", "/charts.js")[2] + ask("GET", "/shared.js")[2]
 
 
-def test_a_key_is_asked_for_by_everything_that_holds_data(serve: Callable[..., Ask]) -> None:
+def test_a_key_is_asked_for_by_everything_that_holds_data(serve: Serve) -> None:
     ask = serve(key=SECRET)
     assert ask("GET", "/")[0] == 200
     for path in ("/api/runs", "/api/points?run=a&metric=x", "/api/events", "/api/export?run=a&step=1"):
@@ -174,7 +171,7 @@ def test_other_machines_need_a_key() -> None:
         check_address("0.0.0.0", None)
 
 
-def test_requests_reach_a_run_only_where_control_was_given(serve: Callable[..., Ask], run: Path) -> None:
+def test_requests_reach_a_run_only_where_control_was_given(serve: Serve, run: Path) -> None:
     pause = {"run": "a", "request": "pause"}
     assert serve()("POST", "/api/request", pause)[0] == 403
     assert not (run / "control").exists()
@@ -188,15 +185,10 @@ def test_requests_reach_a_run_only_where_control_was_given(serve: Callable[..., 
     assert list((run / "control").iterdir()) == []
 
 
-def test_a_note_is_kept(serve: Callable[..., Ask]) -> None:
+def test_a_note_is_kept(serve: Serve) -> None:
     ask = serve()
     data(ask("POST", "/api/note", {"run": "a", "text": "<b>odd", "step": 1, "group": 0}))
     assert [note["text"] for note in data(ask("GET", "/api/run?run=a"))["notes"]] == ["<b>odd"]
-    for wrong in (
-        {"text": "x"},
-        {"text": 3, "step": 1},
-        {"text": "x", "step": "1"},
-        {"text": "x", "step": 1, "kind": "/"},
-    ):
-        assert ask("POST", "/api/note", {"run": "a", **wrong})[0] == 400
+    for wrong in ({}, {"step": 1, "text": 3}, {"step": "1"}, {"step": 1, "kind": "/"}):
+        assert ask("POST", "/api/note", {"run": "a", "text": "x", **wrong})[0] == 400
     assert ask("POST", "/api/note", {"run": "..", "text": "x", "step": 1})[0] == 404

@@ -49,15 +49,9 @@ def record(folder: Path, *rollouts: Rollout, texts: bool = True, **note: Any) ->
 
 def test_a_response_is_shown_turn_by_turn(tmp_path: Path) -> None:
     (response,) = record(tmp_path, talk())
+    call = {"name": "python", "arguments": [("code", "a\nb"), ("n", "3")]}
     assert response["turns"] == [
-        {
-            "author": "policy",
-            "start": 0,
-            "stop": 2,
-            "calls": [{"name": "python", "arguments": [("code", "a\nb"), ("n", "3")]}],
-            "messages": [],
-            "reward": 0.25,
-        },
+        {"author": "policy", "start": 0, "stop": 2, "calls": [call], "messages": [], "reward": 0.25},
         {"author": "tool", "start": 2, "stop": 5, "calls": [], "messages": [{"name": "python", "text": "42"}]},
         {"author": "policy", "start": 5, "stop": 7, "calls": [], "messages": []},
     ]
@@ -65,21 +59,13 @@ def test_a_response_is_shown_turn_by_turn(tmp_path: Path) -> None:
     assert (response["finish"], response["tokens"][5]) == ("turns", "<5>")
 
 
-def test_last_words_stand_in_the_turn_that_they_answer(tmp_path: Path) -> None:
-    rollout = talk()
-    words = (*rollout.turns[2].messages, Message("user", "right"))
-    (response,) = record(
-        tmp_path, replace(rollout, turns=(*rollout.turns[:2], replace(rollout.turns[2], messages=words)))
-    )
-    assert response["turns"][2]["messages"] == [{"name": "", "text": "right"}]
-
-
-def test_each_turn_is_shown_with_its_seconds(tmp_path: Path) -> None:
-    """Last words count for the environment, and a call that nobody measured for nothing."""
+def test_last_words_stand_in_the_turn_that_they_answer_and_each_turn_has_its_seconds(tmp_path: Path) -> None:
+    """With their own seconds. A call that nobody measured has none."""
     words = (Message("assistant", "it is 42"), Message("user", "right"))
     turns = (*talk().turns[:2], replace(talk().turns[2], messages=words))
     seconds = ((1.25,), (0.25, None, 0.5), (0.5, 0.1234))
     (response,) = record(tmp_path, talk(turns=turns, turn_seconds=seconds))
+    assert response["turns"][2]["messages"] == [{"name": "", "text": "right"}]
     assert [turn["seconds"] for turn in response["turns"]] == [[1.25], [0.25, None, 0.5], [0.5, 0.123]]
     assert response["seconds"] == {"policy": 1.75, "tool": 0.75, "environment": 0.123}
 
@@ -127,8 +113,7 @@ def test_long_results_are_cut_for_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("budget", [600, 2_500])
 def test_a_response_that_is_too_long_keeps_its_first_turns(tmp_path: Path, budget: int) -> None:
     record(tmp_path, talk("x" * 4_000))
-    limits = PageLimits(total_bytes=budget)
-    files = sample_rollouts(tmp_path / "rollouts", limits)["files"]
+    files = sample_rollouts(tmp_path / "rollouts", PageLimits(total_bytes=budget))["files"]
     (response,) = files[0]["groups"][0]["responses"]
     assert len(json.dumps(files)) < budget + 1_500
     assert response["tokens"][-1] == " […cut for this page]"
@@ -162,7 +147,8 @@ def test_returns_are_plotted_for_sampled_tokens(tmp_path: Path) -> None:
 
 def test_every_metric_of_conversations_is_in_their_charts() -> None:
     """None of them is among the further metrics, and none is a phase of the step."""
-    partner = ToolsAndEnvironment(FakeHost(), (), parser=object(), observations=None, histories=None, limits=None)  # type: ignore[arg-type]
+    host = Mock(has_environment=True, answers_text=True, **{"parent.take_restarts.return_value": 0})
+    partner = ToolsAndEnvironment(host, (), Mock(), Mock(), Mock(), Mock())
     partner.count(calls=4, turns=2, opened=1, seconds=3.0)
     metrics = MetricStore.of(
         [partner.take_metrics(), describe_conversations([talk()]), describe_conversations([talk()], "eval/")]
@@ -172,19 +158,11 @@ def test_every_metric_of_conversations_is_in_their_charts() -> None:
     assert sorted(metric for chart in shown for _, metric in chart.metrics) == sorted(metrics)
 
 
-class FakeHost:
-    has_environment = True
-    answers_text = True
-
-    parent = Mock(**{"take_restarts.return_value": 0})
-
-
 def test_a_response_of_several_rows_counts_once() -> None:
     """Rows of 2 + 1 turns of the policy and one of 2; tokens likewise."""
-    first, second = talk(), talk()
     rows = [
-        replace(first, branch=1, ends_in=0, finish_reason=FinishReason.STOP),
-        replace(second, turns=second.turns[:1], response_tokens=(1, 2), rollout_logprobs=(-1.0, -1.0)),
+        talk(branch=1, ends_in=0, finish_reason=FinishReason.STOP),
+        talk(turns=talk().turns[:1], response_tokens=(1, 2), rollout_logprobs=(-1.0, -1.0)),
         talk(sample_index=1, reward=0.0),
     ]
     found = {name: metric.result() for name, metric in describe_conversations(rows).items()}

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from board_runs import write_step
 
 from burnish.board.pictures import MAX_DOTS, mean_by_value, value_charts
-
-
-def record(folder: Path, step: int, *lines: dict[str, Any]) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / f"step-{step:06d}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def line(values: list[Any], returns: list[Any], kept: bool = True) -> dict[str, Any]:
@@ -22,10 +17,10 @@ def line(values: list[Any], returns: list[Any], kept: bool = True) -> dict[str, 
 
 
 def test_first_tokens_stand_apart_and_what_was_not_trained_on_is_left_out(tmp_path: Path) -> None:
-    record(tmp_path, 1, line([9.0], [9.0]))
-    record(tmp_path, 2, line([0.5, 1.0], [0.0, 0.25]), line([0.75], [1.0]), line([7.0], [7.0], kept=False))
-    (tmp_path / "eval-000002.jsonl").write_text('{"token_values": [1.0]}\n')
-    (chart,) = value_charts(tmp_path)
+    write_step(tmp_path, 1, [line([9.0], [9.0])])
+    write_step(tmp_path, 2, [line([0.5, 1.0], [0.0, 0.25]), line([0.75], [1.0]), line([7.0], [7.0], kept=False)])
+    write_step(tmp_path, 2, [{"token_values": [1.0]}], kind="eval")
+    (chart,) = value_charts(tmp_path / "rollouts")
     assert (chart["axis"], "step 2" in chart["help"]) == ("value", True)
     later, first, means, right = chart["series"]
     assert (first["x"], first["y"]) == ([0.5, 0.75], [0.0, 1.0])
@@ -35,15 +30,15 @@ def test_first_tokens_stand_apart_and_what_was_not_trained_on_is_left_out(tmp_pa
 
 
 def test_a_step_that_learned_nothing_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    record(tmp_path, 1, line([0.5], [1.0]))
-    record(tmp_path, 2, {"kept": False})
-    assert "step 1" in value_charts(tmp_path)[0]["help"]
-    assert value_charts(tmp_path / "nothing") == []
+    write_step(tmp_path, 1, [line([0.5], [1.0])])
+    write_step(tmp_path, 2, [{"kept": False}])
+    assert "step 1" in value_charts(tmp_path / "rollouts")[0]["help"]
+    assert value_charts(tmp_path) == []
 
 
 def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
-    record(tmp_path, 1, line([0.5, 0.6], [1.0, "nan"]), line(["inf"], [1.0]))
-    assert [one["x"] for one in value_charts(tmp_path)[0]["series"]] == [[0.5]]
+    write_step(tmp_path, 1, [line([0.5, 0.6], [1.0, "nan"]), line(["inf"], [1.0])])
+    assert [one["x"] for one in value_charts(tmp_path / "rollouts")[0]["series"]] == [[0.5]]
 
 
 def test_means_are_of_tenths_by_value() -> None:
@@ -54,6 +49,6 @@ def test_means_are_of_tenths_by_value() -> None:
 
 
 def test_a_long_step_is_thinned(tmp_path: Path) -> None:
-    record(tmp_path, 1, line([0.0] * 5000, [1.0] * 5000))
-    (later, first) = value_charts(tmp_path)[0]["series"]
+    write_step(tmp_path, 1, [line([0.0] * 5000, [1.0] * 5000)])
+    (later, first) = value_charts(tmp_path / "rollouts")[0]["series"]
     assert (len(later["x"]), len(first["x"])) == (pytest.approx(MAX_DOTS), 1)

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
+from watching import wait_for
 
 import burnish
 from burnish.checkpointing.run import RunDirectory
@@ -41,8 +43,11 @@ if seed == 9:
 """
 
 
+Swept = Callable[..., list[SweptRun]]
+
+
 @pytest.fixture
-def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[SweptRun]]:
+def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Swept:
     """The runs of a sweep over these words, whose command is `PROGRAM`."""
 
     def begin(command: list[str], **how: Any) -> Child:
@@ -61,9 +66,16 @@ def states(runs: list[SweptRun]) -> list[str]:
     return [run.state for run in runs]
 
 
-def test_a_failed_run_does_not_end_the_others_and_says_why(swept: Callable[..., list[SweptRun]]) -> None:
-    runs, said = swept("seed=0..2"), list[str]()
-    train_all(runs, "run.yaml", jobs=2, say=said.append)
+def train(runs: list[SweptRun], jobs: int = 1, say: Callable[[str], None] | None = None) -> list[str]:
+    """Train all of them; returns what was said."""
+    said = list[str]()
+    train_all(runs, "run.yaml", jobs=jobs, say=say or said.append)
+    return said
+
+
+def test_a_failed_run_does_not_end_the_others_and_says_why(swept: Swept) -> None:
+    runs = swept("seed=0..2")
+    said = train(runs, jobs=2)
     assert states(runs) == ["finished", "failed", "finished"]
     assert runs[1].error == "seed 1 is bad -> take another"
     assert said[0] == "3 runs"
@@ -71,19 +83,17 @@ def test_a_failed_run_does_not_end_the_others_and_says_why(swept: Callable[..., 
     assert runs[1].folder.name == "seed=1"
 
 
-def test_runs_that_train_at_a_time_divide_the_gpus(
-    swept: Callable[..., list[SweptRun]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_train_at_a_time_divide_the_gpus(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.setattr(sweeping, "visible_gpus", lambda: 4)
-    runs, said = swept("seed=0,2,3"), list[str]()
-    train_all(runs, "run.yaml", jobs=2, say=said.append)
+    runs = swept("seed=0,2,3")
+    said = train(runs, jobs=2)
     assert {run.log.read_text().split()[2] for run in runs[:2]} == {"4,5", "6,7"}
     assert runs[2].log.read_text() in ("begin 3 4,5\n", "begin 3 6,7\n")
     assert said[1].endswith("console.log) on GPU 4,5")
 
 
-def test_what_is_finished_is_skipped_only_if_it_is_the_same_run(swept: Callable[..., list[SweptRun]]) -> None:
+def test_what_is_finished_is_skipped_only_if_it_is_the_same_run(swept: Swept) -> None:
     runs = swept("seed=0,2")
     for run in runs:
         directory = RunDirectory(run.folder)
@@ -95,43 +105,31 @@ def test_what_is_finished_is_skipped_only_if_it_is_the_same_run(swept: Callable[
     RunDirectory(runs[0].folder).begin(runs[0].config)  # it goes on
     again = swept("seed=0,2")
     assert states(again) == ["waiting", "skipped"]
-    train_all(again, "run.yaml", jobs=1, say=lambda text: None)
+    train(again)
     assert states(again) == ["finished", "skipped"]
 
 
-def test_ctrl_c_lets_the_present_run_stop_and_starts_no_other(swept: Callable[..., list[SweptRun]]) -> None:
+def test_ctrl_c_lets_the_present_run_stop_and_starts_no_other(swept: Swept) -> None:
     runs = swept("seed=9,2")
 
-    def interrupt(text: str) -> None:
-        if text.startswith("started"):
-            threading.Thread(target=press, args=(runs[0].log,)).start()
-
-    def press(log: Path) -> None:
-        while "waiting" not in log.read_text():
-            pass
+    def press() -> None:
+        wait_for(lambda: "waiting" in runs[0].log.read_text())
         os.kill(os.getpid(), signal.SIGINT)
 
-    train_all(runs, "run.yaml", jobs=1, say=interrupt)
+    train(runs, say=lambda text: threading.Thread(target=press).start() if text.startswith("started") else None)
     assert states(runs) == ["stopped", "waiting"]
 
 
-def test_an_error_in_the_sweep_itself_leaves_no_process(
-    swept: Callable[..., list[SweptRun]], gone: Callable[..., bool]
-) -> None:
-    runs, children = swept("seed=9,2"), list[Child]()
-
-    def broken(training: Any, stop: object) -> None:
-        children.append(training.child)
-        raise RuntimeError("broken")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeping._Training, "look", broken)
-        with pytest.raises(RuntimeError, match="broken"):
-            train_all(runs, "run.yaml", jobs=1, say=lambda text: None)
-    assert gone(children[0].pid)
+def test_an_error_in_the_sweep_itself_leaves_no_process(swept: Swept, gone: Callable[..., bool]) -> None:
+    with (
+        patch.object(sweeping._Training, "look", autospec=True, side_effect=RuntimeError("broken")) as look,
+        pytest.raises(RuntimeError, match="broken"),
+    ):
+        train(swept("seed=9,2"))
+    assert gone(look.call_args.args[0].child.pid)
 
 
-def test_all_runs_are_checked_before_one_starts(swept: Callable[..., list[SweptRun]], tmp_path: Path) -> None:
+def test_all_runs_are_checked_before_one_starts(swept: Swept, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"2 of the 3 runs cannot start(.|\n)*algorithm=gpro(.|\n)*algorithm=rlo:"):
         swept("algorithm=grpo,gpro,rlo")
     RunDirectory(tmp_path / "sweep").begin(swept("seed=0,2")[0].config)

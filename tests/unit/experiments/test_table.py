@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
 import io
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -103,14 +102,9 @@ def test_a_run_given_twice_is_refused(recorded: Recorded, two_by_three: list[Pat
 @pytest.mark.slow
 def test_steps_and_tokens_to_a_threshold(two_by_three: list[Path]) -> None:
     """GRPO reaches .6 at 10, 5, 5; .8 is reached by two of its three runs."""
-    reached = table(two_by_three, threshold=0.6).groups[0].reached
-    assert reached is not None
-    assert reached.steps is not None
-    assert reached.tokens is not None
-    assert (reached.steps.mean, reached.tokens.mean) == (pytest.approx(20 / 3), pytest.approx(2000 / 3))
-    some = table(two_by_three, threshold=0.8).groups[0].reached
-    assert some is not None
-    assert (some.runs, some.of, some.steps, some.tokens) == (2, 3, None, None)
+    reached, some = (table(two_by_three, threshold=value).groups[0].reached for value in (0.6, 0.8))
+    assert (reached.steps.mean, reached.tokens.mean) == (pytest.approx(20 / 3), pytest.approx(2000 / 3))  # type: ignore[union-attr]
+    assert (some.runs, some.of, some.steps, some.tokens) == (2, 3, None, None)  # type: ignore[union-attr]
 
 
 def test_values_at_a_step_and_runs_without_the_metric(recorded: Recorded, two_by_three: list[Path]) -> None:
@@ -200,14 +194,7 @@ def test_the_figure(two_by_three: list[Path], tmp_path: Path) -> None:
 def test_a_figure_without_matplotlib_says_what_to_install(
     two_by_three: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = builtins.__import__
-
-    def without(module: str, *rest: Any, **named: Any) -> Any:
-        if module.startswith("matplotlib"):
-            raise ImportError(module)
-        return original(module, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"not installed .*\n.*burnish\[figures\]"):
         table(two_by_three).figure(tmp_path / "out.svg")
 

@@ -25,7 +25,7 @@ def steps(count: int, **changes: float) -> list[dict[str, float]]:
 
 def fired(rows: list[dict[str, float]]) -> list[tuple[str, int]]:
     bell = AlarmBell()
-    return [(alarm.name, alarm.step) for step, row in enumerate(rows, start=1) for alarm in bell.check(step, row)]
+    return names([alarm for step, row in enumerate(rows, start=1) for alarm in bell.check(step, row)])
 
 
 def test_a_healthy_run_is_quiet() -> None:
@@ -148,7 +148,7 @@ def test_replay_is_the_same_as_live() -> None:
 
 
 @pytest.mark.parametrize(
-    ("correlation", "length_rule", "accuracy", "rings"),
+    ("correlation", "rule", "accuracy", "rings"),
     [
         (0.9, 0.7, 0.71, True),
         (-0.9, 0.7, 0.6, True),
@@ -157,10 +157,8 @@ def test_replay_is_the_same_as_live() -> None:
         (0.9, 0.4, 0.4, False),
     ],
 )
-def test_a_reward_model_that_counts_tokens(
-    correlation: float, length_rule: float, accuracy: float, rings: bool
-) -> None:
-    row = {"eval/length_correlation": correlation, "eval/length_rule_accuracy": length_rule, "eval/accuracy": accuracy}
+def test_a_reward_model_that_counts_tokens(correlation: float, rule: float, accuracy: float, rings: bool) -> None:
+    row = {"eval/length_correlation": correlation, "eval/length_rule_accuracy": rule, "eval/accuracy": accuracy}
     assert [alarm.name for alarm in AlarmBell().check(1, row)] == ["length explains the preference"] * rings
 
 
@@ -206,9 +204,7 @@ def test_a_domain_without_prompts_is_named_after_five_steps() -> None:
     rows = [{"step": n, "domain/code/prompts": 0.0, "domain/code/missing": 3.0, "domain/math/prompts": 4.0}
             for n in range(1, 8)]  # fmt: skip
     assert names(replay(rows)) == [("domain code starved", 5)]
-    seldom = [
-        row if row["step"] % 3 == 0 else {"step": row["step"]} for row in [{**rows[0], "step": n} for n in range(20)]
-    ]
+    seldom = [{**rows[0], "step": n} if n % 3 == 0 else {"step": n} for n in range(20)]
     assert names(replay(seldom)) == [("domain code starved", 12)], "steps without places for it do not count"
 
 

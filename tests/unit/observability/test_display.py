@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -15,18 +16,15 @@ from burnish.observability.console import COLUMNS, Display, duration, fitting, n
 from burnish.observability.timeline import WorkSpan
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def plain(**options: int) -> tuple[Display, Console, Clock]:
-    clock = Clock()
+def plain(**options: int) -> tuple[Display, Console, Mock]:
+    """A display elsewhere than on a terminal, and its clock."""
+    clock = Mock(return_value=0.0)
     console = Console(file=io.StringIO(), force_terminal=False, width=60)
     return Display(console, 10, clock=clock, **options), console, clock
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=100)
 
 
 def output(console: Console) -> str:
@@ -37,7 +35,7 @@ def output(console: Console) -> str:
 def test_elsewhere_than_on_a_terminal_a_step_is_one_line() -> None:
     display, console, clock = plain(start_step=4)
     with display:
-        clock.now = 6.0
+        clock.return_value = 6.0
         speeds = {"throughput/generate_tokens_per_second": 4321.0, "throughput/response_tokens_per_second": 1234.0}
         display.update(6, {"reward/mean": 0.5, "policy/grad_norm": 2.0, **speeds})
     assert output(console) == "step 6/10  reward 0.500  tok/s 1.2k  12s left\n"
@@ -78,7 +76,7 @@ def test_an_alarm_shows_brackets_as_they_are() -> None:
 
 
 def test_a_terminal_gets_a_table_with_the_phase() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    console = terminal()
     with Display(console, 10, title="grpo") as display:
         display.phase("generate")
         display.update(1, {"reward/mean": 0.25, "kl/reference": 0.125})
@@ -105,12 +103,8 @@ class Doing(NamedTuple):
 
 
 def test_a_terminal_shows_what_other_processes_do() -> None:
-    doing = {
-        "trainer 0": "policy.update, 3 s",
-        "trainer 1": "policy.update, 3 s",
-        "rollout worker 0": "version 7, idle",
-    }
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    doing = dict.fromkeys(("trainer 0", "trainer 1"), "policy.update, 3 s") | {"rollout worker 0": "version 7, idle"}
+    console = terminal()
     with Display(console, 10, processes=lambda: [Doing(*item) for item in doing.items()]) as display:
         display.phase("update")
         assert "lost" not in output(console)
@@ -131,8 +125,7 @@ def test_a_terminal_follows_other_processes_without_being_asked() -> None:
             seen.set()
         return [Doing("critic", doing[0])]
 
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with Display(console, 10, processes=processes):
+    with Display(terminal(), 10, processes=processes):
         doing[0] = "asked"
         assert seen.wait(60)
 
@@ -159,14 +152,8 @@ def test_a_constant_curve() -> None:
 
 
 def test_parts_of_the_reward_and_pass_at_k_have_columns() -> None:
-    row = {
-        "reward/mean": 0.5,
-        "reward/part/brief": 0.1,
-        "reward/part/right": 0.4,
-        "eval/pass@16": 0.75,
-        "eval/pass@2": 0.5,
-    }
-    line = plain_line(3, 9, row, None, verbose=True)
+    row = {"reward/mean": 0.5, "reward/part/brief": 0.1, "reward/part/right": 0.4}
+    line = plain_line(3, 9, {**row, "eval/pass@16": 0.75, "eval/pass@2": 0.5}, None, verbose=True)
     assert line == "step 3/9  reward 0.500  brief 0.100  right 0.400  pass@2 50.0%  pass@16 75.0%"
     whole = {"reward/mean": 0.5, "reward/part/right": 0.5}
     assert "right" not in plain_line(3, 9, whole, None, verbose=True)  # the sum itself

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
-import json
 import os
 import sys
 import time
@@ -12,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -41,14 +39,10 @@ def test_resuming_drops_later_and_torn_lines(tmp_path: Path) -> None:
 
 
 def test_an_undisturbed_and_a_resumed_file_are_the_same_bytes(tmp_path: Path) -> None:
-    whole, cut = JsonlSink(tmp_path / "whole"), JsonlSink(tmp_path / "cut")
-    for step in range(5):
-        whole.write(step, {"z": step / 3, "a": -0.0})
-    for step in range(4):
-        cut.write(step, {"z": step / 3, "a": -0.0})
-    resumed = JsonlSink(tmp_path / "cut", resume_step=2)
-    for step in (3, 4):
-        resumed.write(step, {"z": step / 3, "a": -0.0})
+    for name, steps, resume_step in (("whole", range(5), None), ("cut", range(4), None), ("cut", (3, 4), 2)):
+        sink = JsonlSink(tmp_path / name, resume_step=resume_step)
+        for step in steps:
+            sink.write(step, {"z": step / 3, "a": -0.0})
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "cut").read_bytes()
 
 
@@ -77,14 +71,7 @@ def test_a_step_comes_once(tmp_path: Path) -> None:
 def test_a_missing_service_names_the_command_and_touches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    original = builtins.__import__
-
-    def without(module: str, *rest: Any, **named: Any) -> Any:
-        if module.split(".")[0] == name:
-            raise ImportError(module)
-        return original(module, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"{name} is not installed(.|\n)*pip install 'burnish\[{name}\]'"):
         build_sinks([name], tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -95,33 +82,19 @@ def test_an_unknown_sink_lists_the_known(tmp_path: Path) -> None:
         build_sinks(["tensorbord"], tmp_path)
 
 
-@pytest.mark.slow
-def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
-    sinks = build_sinks(["tensorboard"], tmp_path)
-    sinks.write(1, {"reward/mean": 0.25})
-    sinks.write(2, {"reward/mean": 0.5})
-    sinks.close()
+def test_tensorboard_gets_every_number_and_a_run_that_begins_anew_hides_what_a_killed_one_wrote(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
-    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1]) == {"step": 2, "reward/mean": 0.5}
-
-
-def test_a_run_that_begins_anew_hides_what_a_killed_one_wrote_to_tensorboard(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for value, steps in ((1.0, 5), (2.0, 2)):  # the first one ended before its first checkpoint
+    for values in ([1.0] * 5, [0.25, 0.5]):  # the first one ended before its first checkpoint
         sinks = build_sinks(["tensorboard"], tmp_path)
-        for step in range(1, steps + 1):
+        for step, value in enumerate(values, start=1):
             sinks.write(step, {"reward/mean": value})
         sinks.close()
         time.sleep(1.1)  # files are named by the second
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 2.0), (2, 2.0)]
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
+    assert read_rows(tmp_path / "metrics.jsonl")[1:] == [{"step": 2, "reward/mean": 0.5}]
 
 
 ROWS = "".join(f'{{"step": {step}, "a": {step}.5}}\n' for step in range(5))
@@ -164,9 +137,8 @@ def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_gone_or_begins_late_goes_on_with_an_alarm(tmp_path: Path) -> None:
     sinks = build_sinks([], tmp_path, resume_step=3)
-    assert [alarm.message for alarm in sinks.alarms] == [
-        "metrics.jsonl lacks its first 3 steps, so the file or part of it was removed"
-    ]
+    (alarm,) = sinks.alarms
+    assert alarm.message == "metrics.jsonl lacks its first 3 steps, so the file or part of it was removed"
     sinks.write(4, {})
     sinks.close()
     again = build_sinks([], tmp_path, resume_step=4)
@@ -237,8 +209,7 @@ def test_a_sink_that_raises_is_dropped_with_an_alarm_and_the_others_go_on(
     monkeypatch.setattr(f"{__name__}.PLACE", [place])
     name = f"{__name__}:Broken"
     sinks = build_sinks([name, "tensorboard"], tmp_path)
-    alarms = [*sinks.alarms, *sinks.write(1, {"a": 1.0}), *sinks.write(2, {"a": 2.0}), *sinks.close()]
-    (alarm,) = alarms
+    (alarm,) = [*sinks.alarms, *sinks.write(1, {"a": 1.0}), *sinks.write(2, {"a": 2.0}), *sinks.close()]
     assert (alarm.name, name in alarm.message, doing in alarm.message) == ("sink dropped", True, True)
     assert "the service is down" in alarm.message
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
@@ -262,19 +233,10 @@ def test_names_of_metrics_are_written_as_mlflow_takes_them() -> None:
 def test_mlflow_gets_a_step_at_once_and_how_the_run_ended(
     failed: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    class Client:
-        def __getattr__(self, name: str) -> Any:
-            def call(*given: Any, **named: Any) -> Any:
-                asked.append((name, *given, *named.values()))
-                return None if name == "get_experiment_by_name" else SimpleNamespace(info=SimpleNamespace(run_id="r"))
-
-            return call
-
+    client = Mock(**{"get_experiment_by_name.return_value": None, "create_run.return_value.info.run_id": "r"})
     modules = {
         "mlflow": {"__spec__": ModuleSpec("mlflow", None)},
-        "mlflow.tracking": {"MlflowClient": Client},
+        "mlflow.tracking": {"MlflowClient": lambda *given, **named: client},
         "mlflow.entities": {"Metric": lambda name, value, timestamp, step: (name, value, step)},
     }
     for name, content in modules.items():
@@ -282,6 +244,7 @@ def test_mlflow_gets_a_step_at_once_and_how_the_run_ended(
     sinks = build_sinks(["mlflow"], tmp_path)
     sinks.write(1, {"eval/pass@1": 0.5, "a": 2.0})
     assert sinks.close(failed=failed) == []
+    asked = [(name, *given, *named.values()) for name, given, named in client.mock_calls]
     assert asked[-3:] == [
         ("update_run", "r", "RUNNING"),
         ("log_batch", "r", [("a", 2.0, 1), ("eval/pass_at_1", 0.5, 1)]),
@@ -290,20 +253,17 @@ def test_mlflow_gets_a_step_at_once_and_how_the_run_ended(
 
 
 def test_a_resumed_run_goes_on_under_its_name_in_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, asked = Mock(), Mock()
-    asked.return_value = run
-    module = SimpleNamespace(init=asked, __spec__=ModuleSpec("trackio", None))
+    init = Mock()
+    module = SimpleNamespace(init=init, __spec__=ModuleSpec("trackio", None))
     monkeypatch.setitem(sys.modules, "trackio", module)  # type: ignore[arg-type]
     for step in (1, 2):
         sinks = build_sinks(["trackio"], tmp_path, project="p", config={"seed": 3}, resume_step=step - 1)
         sinks.write(step, {"reward/mean": 0.5})
         assert sinks.close() == []
-    first, second = (call.kwargs for call in asked.call_args_list)
+    first, second = (one.kwargs for one in init.call_args_list)
     assert first == second
     assert (first["project"], first["config"], first["resume"]) == ("p", {"seed": 3}, "allow")
     assert first["name"].startswith(f"{tmp_path.name}-")
-    assert [(*call.args, call.kwargs["step"]) for call in run.log.call_args_list] == [
-        ({"reward/mean": 0.5}, 1),
-        ({"reward/mean": 0.5}, 2),
-    ]
+    row, run = {"reward/mean": 0.5}, init.return_value
+    assert run.log.call_args_list == [call(row, step=1), call(row, step=2)]
     assert run.finish.call_count == 2
