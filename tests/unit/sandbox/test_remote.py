@@ -11,15 +11,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
 import serving
+from serving import free_port, listens
 from watching import children, wait_for
 
 from burnish.errors import SandboxError
@@ -32,6 +34,7 @@ from burnish.sandbox.server import SandboxService, application, serve
 
 pytest.importorskip("starlette", reason="needs burnish[serve]")
 pytest.importorskip("uvicorn", reason="needs burnish[serve]")
+from starlette.responses import Response
 
 TOKEN = "0123456789abcdef"
 LIMITS = Limits(seconds=60.0, processor_seconds=60.0)
@@ -168,23 +171,14 @@ def test_any_other_server_runs_programs_and_outputs_are_compared_here(sandbox: S
             remote.run(FunctionTests(DOUBLE, "f", (Case((1,), 2),)))
 
 
-SHARED = {
-    "passes": (FunctionTests(DOUBLE, "f", (Case((1,), 2), Case(("a",), "aa"))), "passed", 2),
-    "fails": (FunctionTests(DOUBLE, "f", (Case((1,), 2), Case((1,), 3))), "failed", 1),
-    "exits": (FunctionTests("import os\nos._exit(0)", "f", (Case((1,), 2),)), "ended", 0),
-    "prints": (FunctionTests("print('passed')\ndef f(x): print(x)", "f", (Case((1,), 2),)), "failed", 0),
-    "asserts": (AssertTests(DOUBLE, ("assert f(1) == 2", "assert f(1) == 3")), "failed", 1),
-}
-
-
 @pytest.mark.slow
 def test_shared_tests_where_they_are_asked_for_by_name(sandbox: Sandbox) -> None:
+    """`test_shared.py` has more of them."""
     with served(sandbox, judges=False) as url, RemoteSandbox(url, grade="shared", limits=LIMITS) as remote:
-        for name, (job, status, passed) in SHARED.items():
+        prints = FunctionTests("print('passed')\ndef f(x): print(x)", "f", (Case((1,), 2),))
+        for job, passed in ((AssertTests(DOUBLE, ("assert f(1) == 2", "assert f(1) == 3")), 1), (prints, 0)):
             verdict = remote.run(job)
-            assert (verdict.status, verdict.passed, verdict.grade) == (status, passed, "shared"), (name, verdict)
-        with pytest.raises(SandboxError, match="do not ask the code for anything"):
-            remote.run(AssertTests(DOUBLE, ("x = 1",)))
+            assert (verdict.status, verdict.passed, verdict.grade) == ("failed", passed, "shared"), verdict
         endless = remote.run(FunctionTests("while True: pass", "f", (Case((1,), 2),)), replace(LIMITS, seconds=0.5))
         assert (endless.status, endless.grade) == ("timed_out", "shared")
 
@@ -228,17 +222,10 @@ def test_the_schema_of_sandbox_fusion() -> None:
 @pytest.mark.slow
 def test_bad_requests_have_a_status_and_a_reason() -> None:
     with served(Pretended(), SandboxService(body_bytes=1000)) as url:
-        for asked, status in (
-            (b"{", 422),
-            (b"[]", 422),
-            (b"[" * 900, 422),
-            ({"language": "python"}, 422),
-            ({**GOOD, "run_timeout": 0}, 422),
-            ({**GOOD, "run_timeout": 61}, 422),
-            ({**GOOD, "memory_limit_MB": 10**6}, 422),
-            ({**GOOD, "code": "x" * 1001}, 413),
-        ):
-            assert post(f"{url}/run_code", asked).status_code == status, asked
+        wrong = ({"run_timeout": 0}, {"run_timeout": 61}, {"memory_limit_MB": 10**6})
+        for asked in (b"{", b"[]", b"[" * 900, {"language": "python"}, *({**GOOD, **more} for more in wrong)):
+            assert post(f"{url}/run_code", asked).status_code == 422, asked
+        assert post(f"{url}/run_code", {**GOOD, "code": "x" * 1001}).status_code == 413
         assert post(f"{url}/run_code", GOOD, **{"Content-Type": "text/plain"}).status_code == 415
         assert post(f"{url}/run_code", GOOD, Host="example.com").status_code == 403
         assert post(f"{url}/judge", {"job": {}, "limits": {}}).status_code == 422
@@ -281,26 +268,21 @@ def test_no_other_address_without_a_token() -> None:
 def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
     pretended = Pretended()
     pretended.may_end.clear()
-    with served(pretended, SandboxService(processes=1, queue=1)) as url:
-        answers: list[int] = []
+    with served(pretended, SandboxService(processes=1, queue=1)) as url, ThreadPoolExecutor(2) as threads:
 
-        def ask() -> None:
+        def ask() -> int:
             """Until there is room."""
             while (status := post(f"{url}/run_code", GOOD).status_code) == 503:
                 pass
-            answers.append(status)
+            return status
 
-        threads = [threading.Thread(target=ask) for _ in range(2)]
-        for thread in threads:
-            thread.start()
+        answers = [threads.submit(ask) for _ in range(2)]
         wait_for(lambda: len(pretended.asked) == 1)
         wait_for(lambda: full(url))
         refused = post(f"{url}/run_code", GOOD)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         pretended.may_end.set()
-        for thread in threads:
-            thread.join(60)
-        assert answers == [200, 200]
+        assert [answer.result(60) for answer in answers] == [200, 200]
         wait_for(lambda: not full(url))
 
 
@@ -344,43 +326,24 @@ def test_a_busy_server_ends_at_once_when_it_is_asked_to(sandbox: Sandbox, number
     port = free_port()
     command = [sys.executable, "-c", SERVER, sandbox.tier, str(port)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    answers: list[tuple[int, str]] = []
-
-    def ask() -> None:
-        asked = {"code": "import time\ntime.sleep(50)", "language": "python", "run_timeout": 55}
-        with contextlib.suppress(httpx2.TransportError):  # it came too late
-            answer = post(f"http://127.0.0.1:{port}/run_code", asked)
-            answers.append((answer.status_code, answer.json()["detail"]))
-
-    threads = [threading.Thread(target=ask, daemon=True) for _ in range(3)]  # one runs, the others wait
+    asked = {"code": "import time\ntime.sleep(50)", "language": "python", "run_timeout": 55}
+    threads = ThreadPoolExecutor(3)
     try:
-        wait_for(lambda: answers_ping(port))
-        for thread in threads:
-            thread.start()
+        wait_for(lambda: listens(port))
+        assert httpx2.get(f"http://127.0.0.1:{port}/v1/ping", timeout=60, trust_env=False).text == "pong"
+        # One runs, the others wait.
+        answers = [threads.submit(post, f"http://127.0.0.1:{port}/run_code", asked) for _ in range(3)]
         wait_for(lambda: len(children(process.pid)) >= 2)  # the warm parent and its candidate
         process.send_signal(number)
         said, complained = process.communicate(timeout=40)
     finally:
         process.kill()
-    for thread in threads:
-        thread.join(60)
-    assert set(answers) == {(503, "this server is ending")}
+        threads.shutdown()
+    came = [one.result() for one in answers if not isinstance(one.exception(), httpx2.TransportError)]  # not too late
+    assert {(answer.status_code, answer.json()["detail"]) for answer in came} == {(503, "this server is ending")}
     assert complained == ""
     assert said == ("ended in order\n" if number == signal.SIGINT else "")
     assert process.returncode == (0 if number == signal.SIGINT else -signal.SIGTERM)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def answers_ping(port: int) -> bool:
-    try:
-        return httpx2.get(f"http://127.0.0.1:{port}/v1/ping", trust_env=False).text == "pong"
-    except httpx2.TransportError:
-        return False
 
 
 def full(url: str) -> bool:
@@ -391,52 +354,24 @@ def full(url: str) -> bool:
         return False
 
 
-class Scripted(ThreadingHTTPServer):
-    """Answers with these statuses, one a request, then with 200; counts requests."""
-
-    def __init__(self, statuses: list[int], body: bytes, headers: Mapping[str, str]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.statuses, self.body, self.headers, self.requests = statuses, body, headers, 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Scripted
-
-    def do_GET(self) -> None:
-        self.server.requests += 1
-        status = self.server.statuses.pop(0) if self.server.statuses else 200
-        if status == 0:
-            return self.connection.close()  # in the middle
-        self.send_response(status)
-        for name, value in {**self.server.headers, "Content-Length": str(len(self.server.body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(self.server.body)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.do_GET()
-
-    def log_message(self, format: str, *arguments: object) -> None: ...
-
-
 OURS = json.dumps({"protocol": PROTOCOL, "limits": asdict(MANY)}).encode()
 
 
 @contextmanager
-def scripted(statuses: list[int], body: bytes = OURS, headers: Mapping[str, str] | None = None) -> Iterator[Scripted]:
-    with Scripted(statuses, body, headers or {}) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join(60)
+def scripted(statuses: list[int], body: bytes = OURS, headers: Mapping[str, str] | None = None) -> Iterator[Any]:
+    """A server that answers with these statuses, one a request, then with 200. It breaks off at a 0."""
+    server = SimpleNamespace(requests=0)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        server.requests += 1
+        if status := statuses.pop(0) if statuses else 200:
+            await Response(body, status, headers)(scope, receive, send)
+        else:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+
+    with serving.served(lambda _: answer) as listener:
+        server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield server
 
 
 @pytest.mark.slow
@@ -457,18 +392,15 @@ def test_limits_that_the_server_does_not_allow_are_found_when_it_is_opened() -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("protocol", "reason"),
     [
-        (
-            {"protocol": PROTOCOL + 1},
-            rf"speaks protocol {PROTOCOL + 1} of /judge, and this Burnish {PROTOCOL}(?s:.*)the same version",
-        ),
-        ({"protocol": None}, r"speaks protocol None"),
-        ({"protocol": PROTOCOL}, r"cannot be read: there is no 'seconds'"),
+        (PROTOCOL + 1, rf"protocol {PROTOCOL + 1} of /judge, and this Burnish {PROTOCOL}(?s:.*)the same version"),
+        (None, r"speaks protocol None"),
+        (PROTOCOL, r"cannot be read: there is no 'seconds'"),
     ],
 )
-def test_another_protocol_is_not_taken_for_another_kind_of_server(said: dict[str, Any], reason: str) -> None:
-    with scripted([], json.dumps(said).encode()) as server, pytest.raises(SandboxError, match=reason):
+def test_another_protocol_is_not_taken_for_another_kind_of_server(protocol: int | None, reason: str) -> None:
+    with scripted([], json.dumps({"protocol": protocol}).encode()) as server, pytest.raises(SandboxError, match=reason):
         RemoteSandbox(server.url)
     with scripted([], b"{}") as server, RemoteSandbox(server.url) as remote:
         assert not remote.is_ours
@@ -483,10 +415,8 @@ def test_other_failures_are_not(status: int) -> None:
 
 
 def test_waits_have_an_end_and_a_name() -> None:
-    with (
-        scripted([503] * 99) as server,
-        pytest.raises(SandboxError, match=r"gave no answer to /judge within 1 seconds: it answered 503"),
-    ):
+    late = pytest.raises(SandboxError, match=r"gave no answer to /judge within 1 seconds: it answered 503")
+    with scripted([503] * 99) as server, late:
         RemoteSandbox(server.url, wait_seconds=1.0)
     with pytest.raises(SandboxError, match=r"ConnectError(?s:.*)check sandbox.url"):
         RemoteSandbox(server.url, wait_seconds=0.5)
@@ -504,18 +434,10 @@ def test_answers_that_are_none() -> None:
         RemoteSandbox(server.url)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "localhost:8080",
-        "ftp://host",
-        "http://user:password@host",
-        "http://user:password@[::1",
-        "http://host:abc",
-        "http://host:99999",
-        "http://host\x00",
-    ],
-)
+ADDRESSES = ("localhost:8080", "ftp://host", "http://host:abc", "http://host:99999", "http://host\x00")
+
+
+@pytest.mark.parametrize("url", [*ADDRESSES, "http://user:password@host", "http://user:password@[::1"])
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(SandboxError, match="is not the address of a sandbox") as caught:
         RemoteSandbox(url)
@@ -542,10 +464,8 @@ def test_a_request_that_cannot_be_sent_is_not_tried_again_and_its_headers_are_no
 
 
 def test_an_answer_that_cannot_be_unpacked_is_a_failure_that_may_pass() -> None:
-    with (
-        scripted([], headers={"Content-Encoding": "gzip"}) as server,
-        pytest.raises(SandboxError, match=r"within 1 seconds: DecodingError"),
-    ):
+    late = pytest.raises(SandboxError, match=r"within 1 seconds: DecodingError")
+    with scripted([], headers={"Content-Encoding": "gzip"}) as server, late:
         RemoteSandbox(server.url, wait_seconds=1.0)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from watching import children, leaving_nothing, wait_for
@@ -41,11 +41,9 @@ def test_cases(sandbox: Sandbox) -> None:
 
 
 HONEST = {
-    "recursion": "def down(n): return 0 if n == 0 else 1 + down(n - 1)\ndef f(x): return down(900) - 900 + 2 * x",
     "modules": "import heapq, math, collections, re, itertools, statistics, bisect, decimal\ndef f(x): return 2 * x",
     "late": "def f(x):\n    import ipaddress, difflib\n    return 2 * x",
     "dataclass": "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\ndef f(x): return A(2 * x).x",
-    "numpy": "import numpy as np\ndef f(x): return (np.ones(x) * 2).sum()",
     "threads": (
         "import threading, sys\nsys.setrecursionlimit(10**6)\nthreading.stack_size(1 << 26)\n"
         "def f(x):\n    found = []\n    thread = threading.Thread(target=lambda: found.append(2 * x))\n"
@@ -53,7 +51,6 @@ HONEST = {
     ),
     "prints": "import sys\nprint(1)\ndef f(x):\n    print(x, flush=True)\n    sys.stderr.write('e')\n    return 2 * x",
     "float": "def f(x): return 2.0 * x",
-    "solution": "class Solution:\n    def f(self, x): return 2 * x",
 }
 
 
@@ -79,12 +76,9 @@ def test_programs_read_and_write(sandbox: Sandbox) -> None:
 
 CHEATS = {
     "exits when loaded": "import os\nos._exit(0)",
-    "exits when called": "import os\ndef f(x): os._exit(0)",
     "raises SystemExit": "def f(x): raise SystemExit(0)",
-    "ends the loop": "def f(x): raise StopIteration",
     "equal to all": "class A(int):\n    __eq__ = lambda a, b: True\n    __hash__ = int.__hash__\ndef f(x): return A(3)",
     "equal to all, a list": "class A(list):\n    __eq__ = lambda a, b: True\ndef f(x): return A()",
-    "an object equal to all": "class A:\n    __eq__ = lambda a, b: True\ndef f(x): return A()",
     "no number": "def f(x): return float('nan')",
     "looks at memory": (
         "import gc, sys\ndef f(x):\n    found = [o for o in gc.get_objects() if isinstance(o, (list, dict)) "
@@ -130,16 +124,10 @@ def test_what_takes_too_much_is_ended_and_named(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_job_leaves_no_answer_for_the_next(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_job_leaves_no_answer_for_the_next(sandbox: Sandbox) -> None:
     with Sandbox(sandbox.tier, limits=sandbox.limits) as one:
-        with monkeypatch.context() as patched:
-
-            def interrupted(*arguments: object) -> None:
-                raise KeyboardInterrupt
-
-            patched.setattr(WarmParent, "_collect", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                judged(one, f"def f(x): return {SECRET} + x - 1")
+        with patch.object(WarmParent, "_collect", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            judged(one, f"def f(x): return {SECRET} + x - 1")
         assert judged(one, "def f(x): return 0").passed == 0
 
 
@@ -222,15 +210,10 @@ def test_nothing_of_one_candidate_reaches_the_next(sandbox: Sandbox) -> None:
     assert sandbox.output(Program(look)).stdout == first  # the same program has the same luck
 
 
-def test_tests_that_test_nothing_are_an_error(sandbox: Sandbox) -> None:
-    good = "def f(x): return x"
-    for nothing in (AssertTests(good, ()), FunctionTests(good, "f", ()), ProgramTests(good, ())):
-        with pytest.raises(SandboxError, match="the tests test nothing"):
-            sandbox.run(nothing)
-    for broken, why in (("assert (", "SyntaxError"), ("x = 1", "do not ask the code for anything")):
-        with pytest.raises(SandboxError, match=why):
-            sandbox.run(AssertTests(good, (broken,)))
-    assert sandbox.run(AssertTests(good, ("assert f(1) == 1",))).status == "passed"
+def test_programs_without_a_pair_are_an_error(sandbox: Sandbox) -> None:
+    """For assertions and functions, `test_shared.py` says so."""
+    with pytest.raises(SandboxError, match="the tests test nothing"):
+        sandbox.run(ProgramTests("def f(x): return x", ()))
 
 
 @pytest.mark.slow
@@ -308,22 +291,14 @@ def test_a_hundred_programs_of_which_ten_hang(sandbox: Sandbox) -> None:
 
 @pytest.mark.slow
 def test_a_sandbox_that_closes_ends_the_jobs_that_run(sandbox: Sandbox) -> None:
-    before, said = children(), []
+    before = children()
     one = Sandbox(sandbox.tier, processes=2, limits=sandbox.limits)
-
-    def is_refused() -> None:
-        with pytest.raises(SandboxError) as caught:
-            judged(one, "import time\ntime.sleep(1000)")  # no limit of the processor ends it
-        said.append(caught.value.message)
-
-    threads = [threading.Thread(target=is_refused, daemon=True) for _ in range(3)]  # one waits for the others
-    for thread in threads:
-        thread.start()
-    wait_for(lambda: len(children() - before) >= 6)
-    one.close()
-    for thread in threads:
-        thread.join(60)
-    assert said == ["the sandbox has been closed"] * 3
+    with ThreadPoolExecutor(3) as threads:  # one waits for the others
+        endless = "import time\ntime.sleep(1000)"  # no limit of the processor ends it
+        jobs = [threads.submit(judged, one, endless) for _ in range(3)]
+        wait_for(lambda: len(children() - before) >= 6)
+        one.close()
+        assert [job.exception(60).message for job in jobs] == ["the sandbox has been closed"] * 3  # type: ignore[union-attr]
     wait_for(lambda: children() <= before)
     with pytest.raises(SandboxError, match="has been closed"):
         judged(one, "def f(x): return x")
@@ -362,9 +337,7 @@ def test_tests_that_take_too_long_to_begin_are_no_failure_of_the_code(sandbox: S
 
 
 def test_the_code_cannot_name_its_failure_one_of_the_tests(sandbox: Sandbox) -> None:
-    text = (
-        "import unittest\nclass Tests(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(1), 2)\n"
-    )
+    text = "import unittest\nclass Tests(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(1), 2)\n"
     code = "def f(x): raise ValueError('BrokenTestsError \\udc80')"
     assert sandbox.run(AssertTests(code, (text,))).status == "failed"
 

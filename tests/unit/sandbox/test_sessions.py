@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from confining import where_confined
@@ -35,15 +37,27 @@ def sessions(request: pytest.FixtureRequest) -> Iterator[Sessions]:
 
 @pytest.fixture
 def session(sessions: Sessions) -> Iterator[SandboxSession]:
-    opened = sessions.open(SECONDS)
-    yield opened
-    opened.close()
+    with closing(sessions.open(SECONDS)) as opened:
+        yield opened
 
 
 def shown(session: SandboxSession, code: str) -> str:
     output = session.run(code, SECONDS)
     assert output.ended == ""
     return output.text
+
+
+def assert_over(session: SandboxSession) -> None:
+    with pytest.raises(SandboxError, match="the session is over"):
+        session.run("1", SECONDS)
+
+
+def running(session: SandboxSession, code: str) -> Future[CellOutput]:
+    """Run a cell in a thread."""
+    threads = ThreadPoolExecutor(1)
+    cell = threads.submit(session.run, code, 600.0)
+    threads.shutdown(wait=False)
+    return cell
 
 
 def test_what_is_defined_stays(session: SandboxSession) -> None:
@@ -112,12 +126,11 @@ def test_a_traceback_has_the_lines_of_the_cells_alone(session: SandboxSession) -
         "           ^^^^^^^^^^^^^^^^",
         "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
     ]
-    long = shown(
-        session, "def g(n): return g(n - 1) if n % 2 else h(n)\ndef h(n): return g(n - 1) if n else 1 / 0\ng(99)"
-    )
+    deep = "def g(n): return g(n - 1) if n % 2 else h(n)\ndef h(n): return g(n - 1) if n else 1 / 0\ng(99)"
+    long = shown(session, deep)
     assert long.startswith("...")
-    assert len(long) < TAIL_BYTES
     assert long.endswith("ZeroDivisionError: division by zero")
+    assert len(long) < TAIL_BYTES
 
 
 @pytest.mark.slow_cases("landlock", "namespaces")
@@ -160,18 +173,12 @@ def test_what_does_not_end_a_session(session: SandboxSession, name: str) -> None
 
 
 ENDS = {
-    "exits": ("import os\nprint('before')\nos._exit(3)", "ended itself with status 3"),
-    "crashes": ("print('before')\nimport ctypes\nctypes.string_at(0)", r"crashed \(SIGSEGV\)"),
-    "aborts": ("print('before')\nimport os\nos.abort()", r"crashed \(SIG(ABRT|SEGV)\)"),
-    "closes the channel": ("print('before')\nimport os\nos.closerange(3, 60)", "ended itself|closed its connection"),
-    "closes the channel and stays": (
-        "print('before')\nimport os, time\nos.closerange(3, 60)\ntime.sleep(600)",
-        "closed its connection to the sandbox",
-    ),
-    "answers by itself": (
-        "print('before')\nimport os\nos.write(3, b'?')\nos.write(4, b'?')\nwhile True: pass",
-        "closed",
-    ),
+    "exits": ("os._exit(3)", "ended itself with status 3"),
+    "crashes": ("import ctypes\nctypes.string_at(0)", r"crashed \(SIGSEGV\)"),
+    "aborts": ("os.abort()", r"crashed \(SIG(ABRT|SEGV)\)"),
+    "closes the channel": ("os.closerange(3, 60)", "ended itself|closed its connection"),
+    "closes the channel and stays": ("os.closerange(3, 60)\ntime.sleep(600)", "closed its connection to the sandbox"),
+    "answers by itself": ("os.write(3, b'?')\nos.write(4, b'?')\nwhile True: pass", "closed"),
 }
 
 
@@ -179,13 +186,11 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 def test_what_ends_a_session_is_named(session: SandboxSession, name: str) -> None:
     code, how = ENDS[name]
-    output = session.run(code, SECONDS)
+    output = session.run(f"import os, time\nprint('before')\n{code}", SECONDS)
     assert output.text.startswith("before\n")
-    assert output.failed
-    assert not output.stopped
+    assert (output.failed, output.stopped) == (True, False)
     assert re.search(how, output.ended), output.ended
-    with pytest.raises(SandboxError, match="the session is over"):
-        session.run("1", SECONDS)
+    assert_over(session)
 
 
 @pytest.mark.slow
@@ -201,8 +206,7 @@ def test_what_ends_a_session_is_named(session: SandboxSession, name: str) -> Non
 def test_a_cell_without_an_end_is_stopped(session: SandboxSession, code: str) -> None:
     output = session.run(code, 1.0)
     assert (output.text, output.stopped, output.ended) == ("before\n", True, "was stopped after 1 s")
-    with pytest.raises(SandboxError, match="the session is over"):
-        session.run("1", SECONDS)
+    assert_over(session)
 
 
 @pytest.mark.slow_cases("landlock", "namespaces")
@@ -211,18 +215,15 @@ def test_a_session_has_processor_time_for_all_its_cells(sessions: Sessions) -> N
         session = short.open(SECONDS)
         busy = "import time\nend = time.process_time() + .7\nwhile time.process_time() < end: pass"
         assert session.run(busy, SECONDS).ended == ""
-        assert session.run(busy, SECONDS).ended in (
-            "used up its processor time",
-            "was killed, as happens without memory or processor time",
-        )
+        how = session.run(busy, SECONDS).ended
+        assert how in ("used up its processor time", "was killed, as happens without memory or processor time")
 
 
 def test_an_answer_that_is_forged_ends_no_more_than_its_own_session(session: SandboxSession) -> None:
     first = session.run("import os, threading\nos.write(3, b'.')", SECONDS)  # the answer comes before the end
     assert not first.failed
     wait_for(lambda: session.how_it_ended() != "")
-    with pytest.raises(SandboxError, match="the session is over"):
-        session.run("1", SECONDS)
+    assert_over(session)
 
 
 def test_a_code_that_is_not_read_does_not_block(session: SandboxSession) -> None:
@@ -244,29 +245,22 @@ def test_what_ends_between_cells_is_noticed(session: SandboxSession) -> None:
 
 
 def test_sessions_do_not_see_each_other(sessions: Sessions) -> None:
-    one, other = sessions.open(SECONDS), sessions.open(SECONDS)
-    try:
-        shown(
-            one, "secret = 271828\nimport math\nmath.pi = 3\ntry: open('/tmp/x', 'w').write('x')\nexcept OSError: pass"
-        )
+    with closing(sessions.open(SECONDS)) as one, closing(sessions.open(SECONDS)) as other:
+        shown(one, "secret = 271828\nimport math\nmath.pi = 3")
+        shown(one, "try: open('/tmp/x', 'w').write('x')\nexcept OSError: pass")
         assert "NameError" in shown(other, "secret")
-        assert shown(other, "import math, os, random\nmath.pi > 3, os.path.exists('/tmp/x')") == "(True, False)"
-        assert shown(other, "import random\nrandom.seed(1); random.random()") == shown(
-            one, "import random\nrandom.seed(1); random.random()"
-        )
+        assert shown(other, "import math, os\nmath.pi > 3, os.path.exists('/tmp/x')") == "(True, False)"
+        drawn = [shown(each, "import random\nrandom.seed(1); random.random()") for each in (one, other)]
+        assert drawn[0] == drawn[1]
         one.close()
         assert shown(other, "1") == "1"
-    finally:
-        one.close()
-        other.close()
 
 
 def test_sessions_begin_alike(sessions: Sessions) -> None:
     said = set()
     for _ in range(2):
-        session = sessions.open(SECONDS)
-        said.add(shown(session, "import random, numpy\nprint(random.random(), numpy.random.rand(), hash('a'))"))
-        session.close()
+        with closing(sessions.open(SECONDS)) as session:
+            said.add(shown(session, "import random, numpy\nprint(random.random(), numpy.random.rand(), hash('a'))"))
     assert len(said) == 1
 
 
@@ -320,20 +314,13 @@ def test_many_sessions_at_a_time(sessions: Sessions) -> None:
 
 
 def test_several_threads_use_it(sessions: Sessions) -> None:
-    found: dict[int, str] = {}
+    def converse(n: int) -> str:
+        with closing(sessions.open(SECONDS)) as session:
+            shown(session, f"x = {n}")
+            return shown(session, "x * x")
 
-    def converse(n: int) -> None:
-        session = sessions.open(SECONDS)
-        shown(session, f"x = {n}")
-        found[n] = shown(session, "x * x")
-        session.close()
-
-    threads = [threading.Thread(target=converse, args=(n,)) for n in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == {n: str(n * n) for n in range(12)}
+    with ThreadPoolExecutor(12) as threads:
+        assert list(threads.map(converse, range(12))) == [str(n * n) for n in range(12)]
 
 
 def test_nothing_is_left_of_sessions_that_end(sessions: Sessions) -> None:
@@ -361,32 +348,24 @@ def settle(sessions: Sessions) -> None:
 
 @pytest.mark.slow_cases("landlock")
 def test_closing_ends_cells_that_run(sessions: Sessions) -> None:
-    code, said = "import time\ntime.sleep(600)", []
     with leaving_nothing():
         several = Sessions(sessions.tier, limits=LIMITS)
         idle, busy = several.open(SECONDS), several.open(SECONDS)
-        thread = threading.Thread(target=lambda: said.append(busy.run(code, 600.0)), daemon=True)
-        thread.start()
+        cell = running(busy, "import time\ntime.sleep(600)")
         time.sleep(0.1)
         several.close()
-        thread.join(60)
-    assert [(output.failed, output.stopped) for output in said] == [(True, False)]
+        output = cell.result(60)
+    assert (output.failed, output.stopped) == (True, False)
     assert idle.how_it_ended() == "was closed"
     several.close()
     with pytest.raises(SandboxError, match="has been closed"):
         several.open(1.0)
 
 
-def test_an_interrupted_cell_ends_its_session(session: SandboxSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object) -> bytes:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SandboxSession, "_answer", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            session.run("x = 1", SECONDS)
-    with pytest.raises(SandboxError, match="the session is over"):
-        session.run("x", SECONDS)
+def test_an_interrupted_cell_ends_its_session(session: SandboxSession) -> None:
+    with patch.object(SandboxSession, "_answer", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        session.run("x = 1", SECONDS)
+    assert_over(session)
 
 
 @pytest.mark.slow
@@ -394,19 +373,15 @@ def test_a_parent_that_fails_takes_its_sessions_with_it_and_is_replaced(sessions
     before = children()
     with Sessions(sessions.tier, limits=LIMITS) as own:
         busy = own.open(SECONDS)
-        said: list[CellOutput] = []
-        code = "import time\nprint('before')\nwhile True: time.sleep(1)"
-        thread = threading.Thread(target=lambda: said.append(busy.run(code, 600.0)), daemon=True)
-        thread.start()
+        cell = running(busy, "import time\nprint('before')\nwhile True: time.sleep(1)")
         wait_for(lambda: os.fstat(busy._output).st_size > 0)
         assert own._parent is not None
         own._parent._process.end()
-        thread.join(60)
-        assert said[0].failed
-        assert said[0].ended
+        output = cell.result(60)
+        assert output.failed
+        assert output.ended
         wait_for(lambda: children() - before <= {own._parent._process.pid})
-        again = own.open(SECONDS)
-        assert shown(again, "1 + 1") == "2"
+        assert shown(own.open(SECONDS), "1 + 1") == "2"
 
 
 def test_limits_that_are_too_tight_are_an_error(sessions: Sessions) -> None:
@@ -418,14 +393,13 @@ def test_limits_that_are_too_tight_are_an_error(sessions: Sessions) -> None:
         Sessions(sessions.tier, most=0)
 
 
-def test_too_few_descriptors_are_an_error(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_descriptors_are_an_error(sessions: Sessions) -> None:
     def none_left(*arguments: object) -> int:
         raise OSError(24, "Too many open files")
 
     descriptors = len(os.listdir("/proc/self/fd"))
-    for _ in range(sessions.most + 1):  # no place is lost
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "memfd_create", none_left)
+    with patch.object(os, "memfd_create", none_left):
+        for _ in range(sessions.most + 1):  # no place is lost
             with pytest.raises(SandboxError, match="cannot be opened: Too many open files"):
                 sessions.open(1.0)
     sessions.open(SECONDS).close()

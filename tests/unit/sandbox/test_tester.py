@@ -124,20 +124,17 @@ def test_objects_of_the_code_are_not_told_what_is_expected(judged: Any) -> None:
 
 
 BROKEN = {
-    "asks nothing": "x = 1",
     "asks only itself": "def double(x): return 2 * x\nassert double(1) == 2",
-    "a coroutine": "async def test_it():\n    assert double(1) == 3",
-    "a parameter": "def test_it(x):\n    assert double(x) == 3",
     "a function as an argument": "assert double(lambda x: x)",
     "a function as an argument of a method": (
         "import unittest\nclass TestIt(unittest.TestCase):\n    def test_it(self): double(lambda x: x)"
     ),
-    "no Python": "assert (",
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_tests_that_cannot_decide_say_so(judged: Any, name: str) -> None:
+    """`test_shared.py` has more of them, judged in a sandbox."""
     assert "broken" in judged({"texts": [BROKEN[name]]})[-1]
 
 
@@ -180,8 +177,6 @@ def test_an_array_of_bytes_is_changed_where_the_tests_have_it(judged: Any) -> No
 
 
 def test_functions_of_tests_and_cases_are_run(judged: Any) -> None:
-    check = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 4"
-    assert passed(judged({"texts": [check], "entry": "double"})) == [True, True]
     functions = "def test_one():\n    assert double(1) == 2\ndef test_two():\n    assert double(1) == 3"
     assert passed(judged({"texts": [functions]})) == [True, False]
     cases = (
@@ -194,9 +189,6 @@ def test_functions_of_tests_and_cases_are_run(judged: Any) -> None:
     assert "AssertionError: 2 != 3" in lines[1]["detail"]
     inside = cases.replace("self.assertEqual(double(1), 3)", "assert double(1) == 2").replace("TestDouble", "T")
     assert passed(judged({"texts": [inside + "\n    def test_three(self): super(T, self).setUp()"]})) == [True]
-    plain = "class TestDouble:\n    def test_one(self):\n        assert double(1) == 2\n        assert double(1) == 3"
-    assert passed(judged({"texts": [plain]})) == [True, False]
-    assert passed(judged({"texts": ["from solution import double as f\nassert f(1) == 2"]})) == [True]
 
 
 def test_code_that_does_not_load_is_told(judged: Any) -> None:
