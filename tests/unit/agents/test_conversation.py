@@ -19,7 +19,6 @@ from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.types import FinishReason, Message, Metric, Prompt, RewardStatus, Rollout, RolloutRequest, Turn
 
-SAMPLING = Sampling(max_response_tokens=50)
 PROMPTS = {"p": Prompt("p", text="p"), "q": Prompt("q", text="q"), "single": Prompt("single", text="s")}
 
 
@@ -73,8 +72,7 @@ def test_turns_and_answers_alternate() -> None:
     (rollout,) = ask(engine_of(Script(), Echo(calls=1)), request("p", 0, 1))
     assert rollout.response_tokens == (11, 11, *OBSERVED, 11, 11)
     assert rollout.rollout_logprobs == (-0.5, -0.5, 0.0, 0.0, 0.0, -0.5, -0.5)
-    assert rollout.sampled_mask() == (True, True, False, False, False, True, True)
-    assert rollout.num_sampled() == 4
+    assert (rollout.sampled_mask(), rollout.num_sampled()) == ((True, True, False, False, False, True, True), 4)
     places = [(turn.author, turn.start, turn.stop) for turn in rollout.turns]
     assert places == [("policy", 0, 2), ("tool", 2, 5), ("policy", 5, 7)]
     assert [turn.messages[0].content for turn in rollout.turns] == ["said 1, heard", "echo", "said 1, heard"]
@@ -186,8 +184,7 @@ def test_a_turn_beyond_the_limit_is_cut_and_asks_nothing() -> None:
 
 def test_the_second_turn_is_cut_where_the_first_and_its_answer_leave_room() -> None:
     (rollout,) = ask(engine_of(Script(), Echo(calls=1)), request("p", 0, 3), tokens=9)  # 4 + 3 + 2 of 4
-    assert rollout.response_tokens == (13, 13, 13, 13, *OBSERVED, 13, 13)
-    assert rollout.response == "decoded [13, 13]"
+    assert (rollout.response_tokens, rollout.response) == ((13, 13, 13, 13, *OBSERVED, 13, 13), "decoded [13, 13]")
 
 
 @pytest.mark.parametrize(("turn_tokens", "tokens", "limit"), [(None, 50, 50), (7, 50, 7), (7, 5, 5)])
@@ -298,8 +295,7 @@ def test_versions_of_turns_are_kept() -> None:
             script.version = number
 
     (rollout,) = ask(engine_of(script, Learning(calls=2)), request("p", 0))
-    assert rollout.policy_version == 0
-    assert rollout.versions == ((0, 0), (4, 1), (8, 2))
+    assert (rollout.policy_version, rollout.versions) == (0, ((0, 0), (4, 1), (8, 2)))
     assert rollout.tokens_by_version() == {0: 1, 1: 1, 2: 1}  # those of the tool have none
 
 
@@ -380,7 +376,7 @@ def test_each_history_begins_a_row() -> None:
 @pytest.mark.parametrize("wanted", [{"only_scored": True}, {"greedy": True}])
 def test_what_is_only_scored_is_the_row_that_ends(wanted: dict[str, bool]) -> None:
     engine = engine_of(Script(), Forgetful(calls=2))
-    (row,) = engine.generate([request("p", 0)], replace(SAMPLING, **wanted), seed=0, step=1)
+    (row,) = engine.generate([request("p", 0)], Sampling(max_response_tokens=50, **wanted), seed=0, step=1)
     assert (row.sample_index, row.ends_in, row.prompt_tokens) == (0, None, (7,) * 5)
 
 

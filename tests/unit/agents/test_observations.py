@@ -23,7 +23,7 @@ from burnish.errors import DataError
 from burnish.models.characters import character_tokenizer
 from burnish.types import Message
 
-from .conftest import CALCULATOR, CALLS
+from .conftest import CALCULATOR, CALLS, CHATML, STOP, chatml_tokenizer
 
 TOOLS = """{%- if tools %}{{ '<|im_start|>system\n' }}{{ tools | tojson }}{{ '<|im_end|>\n' }}{%- endif %}"""
 HERMES = (
@@ -44,26 +44,18 @@ LLAMA = """{%- for m in messages %}{{ '<|start|>' + m.role + '<|end|>\n\n' }}
 {%- elif m.role == 'tool' %}{{ {"output": m.content} | tojson }}{{ '<|im_end|>' }}
 {%- else %}{{ m.content | trim }}{{ '<|im_end|>' }}{%- endif %}{%- endfor %}
 {%- if tools %}{%- endif %}{%- if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{%- endif %}"""
-CHATML = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
+
 # Thinking is left out of all turns but the last.
 FORGETFUL = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
 {%- if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] | trim }}
 {%- else %}{{ m.content }}{%- endif %}{{ '<|im_end|>\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
-STOP = "<|im_end|>"
+
 WORDS = st.text(string.ascii_letters + string.digits + " .<|>/", max_size=30)
 
 
-def tokenizer_of(template: str | None) -> Any:
-    alphabet = string.printable + "é"
-    return character_tokenizer(
-        alphabet, eos=STOP, pad="<pad>", bos="<|im_start|>", unk="?!", context_length=4096, chat_template=template
-    )
-
-
 def format_of(template: str, tools: tuple[dict[str, Any], ...] = ()) -> ObservationFormat:
-    tokenizer = tokenizer_of(template)
+    tokenizer = chatml_tokenizer(template, string.printable + "é")
     return ObservationFormat(Template(tokenizer, {}, tools), frozenset({tokenizer.eos_token_id}))
 
 

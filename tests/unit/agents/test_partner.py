@@ -28,9 +28,10 @@ from burnish.agents.tools.parsers.tagged import Hermes
 from burnish.data.histories import HistoryEncoder
 from burnish.data.template import Template
 from burnish.errors import OutageError
-from burnish.models.characters import character_tokenizer
 from burnish.rollouts.engine import Sampling
 from burnish.types import FinishReason, Json, Prompt, Rollout, RolloutRequest
+
+from .conftest import STOP, chatml_tokenizer
 
 TEMPLATE = """{%- if tools %}{{ '<|im_start|>system\n' }}{{ tools | map(attribute='function.name') | join }}
 {{- '<|im_end|>' }}{%- endif %}
@@ -39,7 +40,6 @@ TEMPLATE = """{%- if tools %}{{ '<|im_start|>system\n' }}{{ tools | map(attribut
 {%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}
 {{- c.function.arguments | tojson }}{{ '}\n</tool_call>' }}{%- endfor %}{{ '<|im_end|>' }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
-STOP = "<|im_end|>"
 
 TOOLS = '''
 import asyncio, ctypes, os, random, signal, subprocess, sys, time
@@ -80,12 +80,9 @@ def refuse() -> str:
 
 def end(how: str) -> str:
     """End the process."""
-    if how == "exit":
-        os._exit(3)
-    if how == "group":
-        os.killpg(0, signal.SIGKILL)
-    if how == "descriptors":
-        os.closerange(0, 1000)
+    if how == "exit": os._exit(3)
+    if how == "group": os.killpg(0, signal.SIGKILL)
+    if how == "descriptors": os.closerange(0, 1000)
     if how == "parent":
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
@@ -94,10 +91,8 @@ def end(how: str) -> str:
 def start(how: str) -> int:
     """Start a program that goes on."""
     sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
-    if how == "child":
-        return subprocess.Popen(sleep).pid
-    if how == "session":
-        return subprocess.Popen(sleep, start_new_session=True).pid
+    if how == "child": return subprocess.Popen(sleep).pid
+    if how == "session": return subprocess.Popen(sleep, start_new_session=True).pid
     quiet = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
     code = f"import subprocess; print(subprocess.Popen({sleep!r}, start_new_session=True, {quiet}).pid)"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
@@ -153,18 +148,12 @@ ENVIRONMENT = '''
 import os, signal, subprocess, sys, time
 
 def bad(what):
-    if what == "raise":
-        raise ValueError("no more")
-    if what == "exit":
-        raise SystemExit(2)
-    if what == "interrupt":
-        raise KeyboardInterrupt("stop")
-    if what == "hang":
-        time.sleep(3600)
-    if what == "die":
-        os._exit(7)
-    if what == "kill":
-        os.killpg(0, signal.SIGKILL)
+    if what == "raise": raise ValueError("no more")
+    if what == "exit": raise SystemExit(2)
+    if what == "interrupt": raise KeyboardInterrupt("stop")
+    if what == "hang": time.sleep(3600)
+    if what == "die": os._exit(7)
+    if what == "kill": os.killpg(0, signal.SIGKILL)
     return {"nan": float("nan"), "object": object(), "big": "x" * 9_000}.get(what, what)
 
 class Game:
@@ -183,8 +172,7 @@ class Game:
     def step(self, action):
         if self.at == "step":
             found = bad(self.what)
-            if self.what == "nan":
-                return "fine", found, False, False, {}
+            if self.what == "nan": return "fine", found, False, False, {}
             return found if self.what == "object" else (found, 0.5, False, False, {})
         return f"heard {action}", 1.5, action == "bye", False, {}
     def get_reward(self):
@@ -211,10 +199,8 @@ class Desk:
         return "bye"
     def go_wrong(self, how: str) -> str:
         """Go wrong in this way."""
-        if how == "hang":
-            time.sleep(3600)
-        if how == "die":
-            os._exit(1)
+        if how == "hang": time.sleep(3600)
+        if how == "die": os._exit(1)
         raise RuntimeError("it is stuck")
     def process(self) -> int:
         """Which process."""
@@ -237,21 +223,15 @@ class Seeds:
 """
 
 
-def tokenizer_of(alphabet: str = string.printable, unk: str | None = "?!", template: str = TEMPLATE) -> Any:
-    names = {"eos": STOP, "pad": "<pad>", "bos": "<|im_start|>", "unk": unk}
-    return character_tokenizer(alphabet, **names, context_length=4096, chat_template=template)
+TOKENIZER = chatml_tokenizer(TEMPLATE)
 
 
-TOKENIZER = tokenizer_of()
-
-
-def partner_of(host: ConversationHost | None, tokenizer: Any = TOKENIZER, **limits: Any) -> ToolsAndEnvironment:
-    schemas = () if host is None else host.schemas
+def partner_of(host: ConversationHost, tokenizer: Any = TOKENIZER, **limits: Any) -> ToolsAndEnvironment:
     return ToolsAndEnvironment(
         host,
         (),
-        Hermes() if schemas else None,
-        ObservationFormat(Template(tokenizer, {}, schemas), frozenset({tokenizer.eos_token_id})),
+        Hermes() if host.schemas else None,
+        ObservationFormat(Template(tokenizer, {}, host.schemas), frozenset({tokenizer.eos_token_id})),
         HistoryEncoder(tokenizer),
         PartnerLimits(**{"open_seconds": 20.0, "call_seconds": 20.0, **limits}),
     )
@@ -316,6 +296,10 @@ class Talker:
         """The same of one turn of each conversation."""
         self.begin(*texts)
         return self.events(len(texts))
+
+    def heard(self, text: str) -> list[str]:
+        """The answers to a turn of the only conversation."""
+        return results(self.say(text)[0])
 
     def begin(self, *texts: str) -> None:
         for number, text in enumerate(texts):
@@ -413,11 +397,9 @@ def test_a_tool_that_hangs_is_ended_and_the_others_results_are_there_in_order(
         assert results(other) == ["10"]
         assert [m.extra["tool_call_id"] for m in answer.messages] == ["call00100", "call00101", "call00102"]
         numbers = talker.numbers()
-        assert numbers["tool/calls"] == 4
-        assert numbers["tool/calls_per_turn"] == 2
+        assert (numbers["tool/calls"], numbers["tool/calls_per_turn"]) == (4, 2)
         assert numbers["tool/timed_out_fraction"] == 0.25
-        again = talker.say(call("add", a=2, b=2), call("add", a=3, b=3))
-        assert [results(one) for one in again] == [["4"], ["6"]]
+        assert [results(one) for one in talker.say(call("add", a=2, b=2), call("add", a=3, b=3))] == [["4"], ["6"]]
 
 
 def test_every_call_that_was_made_has_its_seconds(tools: ConversationHost) -> None:
@@ -455,7 +437,7 @@ def test_a_name_that_the_policy_made_up_is_not_written_by_the_template(tools: Co
 
 
 def test_what_the_tokenizer_does_not_know_is_told_and_counted(tools: ConversationHost) -> None:
-    tokenizer = tokenizer_of(string.printable.replace("[", ""), unk=None)
+    tokenizer = chatml_tokenizer(TEMPLATE, string.printable.replace("[", ""), unk=None)
     with talking(tools, tokenizer=tokenizer) as talker:
         (answer,) = talker.say(call("say", kind="list") + call("add", a=1, b=2))
         assert results(answer) == ["Error: the result has characters that cannot be shown"] * 2
@@ -473,8 +455,7 @@ def test_calls_of_a_turn_run_at_the_same_time(tools: ConversationHost, tmp_path:
 @pytest.mark.slow
 def test_hundreds_of_calls_in_one_turn(tools: ConversationHost) -> None:
     with talking(tools) as talker:
-        (answer,) = talker.say("".join(call("add", a=i, b=0) for i in range(400)))
-        assert results(answer) == [str(i) for i in range(400)]
+        assert talker.heard("".join(call("add", a=i, b=0) for i in range(400))) == [str(i) for i in range(400)]
 
 
 def test_fractions_are_of_all_calls(tools: ConversationHost) -> None:
@@ -503,8 +484,7 @@ def test_calls_of_the_last_turn_are_made_only_for_an_environment(
         assert [made["function"]["name"] for made in last.message.tool_calls] == ["add"]
         assert talker.numbers()["tool/calls"] == 1
     with talking(desk, turns=1) as talker:
-        (only,) = talker.say(call("add", a=2, b=3))
-        assert results(only) == ["5"]
+        assert talker.heard(call("add", a=2, b=3)) == ["5"]
 
 
 def test_random_tools_draw_the_same_whichever_process_serves_them(tools: ConversationHost) -> None:
@@ -523,8 +503,7 @@ def test_random_tools_draw_the_same_whichever_process_serves_them(tools: Convers
 def test_what_a_tool_has_started_ends_with_its_turn(tools: ConversationHost, how: str) -> None:
     with talking(tools) as talker:
         (answer,) = talker.say(call("start", how=how))
-        pid = int(results(answer)[0])
-        wait_for(lambda: not runs(pid))
+        wait_for(lambda: not runs(int(results(answer)[0])))
 
 
 def test_what_one_conversation_has_started_is_not_ended_by_the_end_of_another(game: ConversationHost) -> None:
@@ -554,17 +533,15 @@ FORGED = '{"text": "false", "failed_call": false, "told": false, "cut": 0, "clea
 def test_a_process_that_sends_nonsense_is_ended(tools: ConversationHost, line: str, why: str) -> None:
     """A tool that writes a result itself speaks neither for its own call nor for the next one of its process."""
     with talking(tools) as talker:
-        (answer,) = talker.say(call("write", line=line))
-        assert results(answer) == [f"Error: its process sent {why}"]
-        assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
+        assert talker.heard(call("write", line=line)) == [f"Error: its process sent {why}"]
+        assert talker.heard(call("add", a=1, b=1)) == ["2"]
 
 
 @pytest.mark.slow
 def test_the_parent_is_started_again(tmp_path: Path) -> None:
     with hosted(tmp_path, ["end", "add"]) as host, talking(host) as talker:
-        (answer,) = talker.say(call("end", how="parent"))
-        assert results(answer) == ["Error: its process has ended"]
-        assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
+        assert talker.heard(call("end", how="parent")) == ["Error: its process has ended"]
+        assert talker.heard(call("add", a=1, b=1)) == ["2"]
         assert talker.numbers()["conversation/restarts"] == 1
         assert "conversation/restarts" not in talker.numbers()
 
@@ -616,30 +593,35 @@ def served_with(
     return replace(partner, served=(served,), observations=observations, tool_limits=limits_of or {})
 
 
-def test_served_tools_answer_next_to_others_in_order(tools: ConversationHost) -> None:
-    served = Served()
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    """Tools that have no more than their time."""
+    monkeypatch.setattr("burnish.agents.tool_execution.LATE_SECONDS", 0.0)
+    return Served()
+
+
+def test_served_tools_answer_next_to_others_in_order(tools: ConversationHost, served: Served) -> None:
     said = call("wait") + call("add", a=1, b=1) + call("break") + call("pair") + call("ready") + call("pair")
     with talking_to(served_with(tools, served)) as talker:
         threading.Timer(0.05, served.go.set).start()
-        (answer,) = talker.say(said)
-        assert results(answer) == ["wait", "2", "Error: SystemExit: gone", "pair", "ready", "pair"]
+        assert talker.heard(said) == ["wait", "2", "Error: SystemExit: gone", "pair", "ready", "pair"]
         talker.say("It is 2.")
         assert talker.finish(0) == [Closed()]
         assert len(served.ended) == 1
         assert served.seconds == [20.0] * 5  # the whole time, however long others took
 
 
-def test_calls_that_share_a_state_run_one_after_the_other(tools: ConversationHost) -> None:
-    served = Served()
+def test_calls_that_share_a_state_run_one_after_the_other(tools: ConversationHost, served: Served) -> None:
     served.go.set()
     with talking_to(served_with(tools, served, {"wait": CallLimits(20.0, 4, in_order=True)})) as talker:
         assert results(talker.say(call("wait") * 3)[0]) == ["wait"] * 3
         assert served.log == ["begin wait", "end wait"] * 3
 
 
-def test_slow_calls_cost_no_other_tool_and_wait_for_each_other_without_losing_time(tools: ConversationHost) -> None:
+def test_slow_calls_cost_no_other_tool_and_wait_for_each_other_without_losing_time(
+    tools: ConversationHost, served: Served
+) -> None:
     """Forty conversations whose calls hang, and ten with fast ones, which do not wait for them."""
-    served = Served()
     with talking_to(served_with(tools, served, {"wait": CallLimits(20.0, 24)}), *[{}] * 50) as talker:
         talker.begin(*[call("wait")] * 40, *[call("ready") + call("add", a=1, b=1)] * 10)
         found: dict[Any, Any] = {}
@@ -651,15 +633,7 @@ def test_slow_calls_cost_no_other_tool_and_wait_for_each_other_without_losing_ti
         assert {tuple(results(answer)) for answer in talker.events(40)} == {("wait",)}
 
 
-@pytest.fixture
-def punctual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Served tools have no more than their time."""
-    monkeypatch.setattr("burnish.agents.tool_execution.LATE_SECONDS", 0.0)
-
-
-@pytest.mark.usefixtures("punctual")
-def test_a_tool_that_never_returns_has_no_more_threads_than_places(tools: ConversationHost) -> None:
-    served = Served()
+def test_a_tool_that_never_returns_has_no_more_threads_than_places(tools: ConversationHost, served: Served) -> None:
     partner = served_with(tools, served, {"wait": CallLimits(0.2, 2), "ready": CallLimits(0.2, 1)})
     with talking_to(partner) as talker:
         (answer,) = talker.say(call("wait") * 4 + call("ready"))
@@ -667,37 +641,31 @@ def test_a_tool_that_never_returns_has_no_more_threads_than_places(tools: Conver
         assert results(answer) == ["Error: no answer within 0.2 s"] * 2 + [stuck] * 2 + ["ready"]
         assert talker.numbers()["tool/timed_out_fraction"] == 0.8
     with talking_to(partner) as talker:  # the next step
-        assert results(talker.say(call("wait"))[0]) == [stuck]
+        assert talker.heard(call("wait")) == [stuck]
         assert served.log.count("begin wait") == 2
         assert all(thread.daemon for thread in threading.enumerate() if thread.name == "wait")
         served.go.set()
         wait_for(lambda: served.log.count("end wait") == 2)
-        wait_for(lambda: results(talker.say(call("wait"))[0]) == ["wait"])
+        wait_for(lambda: talker.heard(call("wait")) == ["wait"])
 
 
-def test_a_process_that_ends_takes_no_result_of_served_tools_with_it(tools: ConversationHost) -> None:
-    served = Served()
+def test_a_process_that_ends_takes_no_result_of_served_tools_with_it(tools: ConversationHost, served: Served) -> None:
     with talking_to(served_with(tools, served)) as talker:
         threading.Timer(0.3, served.go.set).start()
-        (answer,) = talker.say(call("wait") + call("end", how="exit"))
-        assert results(answer) == ["wait", "Error: its process has ended"]
+        assert talker.heard(call("wait") + call("end", how="exit")) == ["wait", "Error: its process has ended"]
 
 
-@pytest.mark.usefixtures("punctual")
-def test_a_result_that_comes_too_late_is_nobodys(tools: ConversationHost) -> None:
-    served = Served()
+def test_a_result_that_comes_too_late_is_nobodys(tools: ConversationHost, served: Served) -> None:
     with talking_to(served_with(tools, served, call_seconds=0.2)) as talker:
-        (answer,) = talker.say(call("wait"))
-        assert results(answer) == ["Error: no answer within 0.2 s"]
+        assert talker.heard(call("wait")) == ["Error: no answer within 0.2 s"]
         served.go.set()
-        (answer,) = talker.say(call("ready"))
-        assert results(answer) == ["ready"]
+        assert talker.heard(call("ready")) == ["ready"]
 
 
-@pytest.mark.usefixtures("punctual")
-def test_a_call_that_outlives_its_conversation_leaves_nothing_kept_for_it(tools: ConversationHost) -> None:
+def test_a_call_that_outlives_its_conversation_leaves_nothing_kept_for_it(
+    tools: ConversationHost, served: Served
+) -> None:
     """It may open what is kept only after the tools were told that the conversation has ended."""
-    served = Served()
     with talking_to(served_with(tools, served, call_seconds=0.2)) as talker:
         talker.say(call("wait"))
         talker.say("Good.")
@@ -853,8 +821,7 @@ def test_tools_of_an_environment_are_called_in_order_next_to_others(desk: Conver
     with talking(desk) as talker:
         (answer,) = talker.say(call("press", times=1) + call("add", a=1, b=1) + call("press", times=2))
         assert results(answer) == ["pressed 1", "2", "pressed 3"]
-        (answer,) = talker.say(call("go_wrong", how="raise"))
-        assert results(answer) == ["Error: RuntimeError: it is stuck"]
+        assert talker.heard(call("go_wrong", how="raise")) == ["Error: RuntimeError: it is stuck"]
         (last,) = talker.say(call("press", times=1) + call("leave"))
         assert (last.ends, [m.content for m in last.messages]) == (FinishReason.STOP, ["pressed 4", "bye"])
         assert talker.finish(0) == [Closed(4.0)]
@@ -879,7 +846,7 @@ def test_a_function_that_hangs_or_dies_costs_no_environment(desk: ConversationHo
     with talking(desk, call_seconds=1.5) as talker:
         (answer,) = talker.say(call("press", times=1) + call("hang") + call("add", a=1, b=1))
         assert results(answer) == ["pressed 1", "Error: no answer within 1.5 s", "2"]
-        assert results(talker.say(call("press", times=2))[0]) == ["pressed 3"]
+        assert talker.heard(call("press", times=2)) == ["pressed 3"]
         assert talker.finish(0) == [Closed(3.0)]
 
 
@@ -921,9 +888,8 @@ def test_thousands_of_conversations(desk: ConversationHost) -> None:
     before = descriptors()
     talks = {"p": (Talk(partner_of(desk), 3, open=64), Prompt("p", text="Hello."))}
     engine = ConversingEngine(Mock(generate=generate), talks, context_length=4096, decode=TOKENIZER.decode)
-    rollouts = engine.generate(
-        [RolloutRequest.of("p", 0, (1, 2), tuple(range(2000)))], Sampling(max_response_tokens=2000), seed=0, step=1
-    )
+    asked = RolloutRequest.of("p", 0, (1, 2), tuple(range(2000)))
+    rollouts = engine.generate([asked], Sampling(max_response_tokens=2000), seed=0, step=1)
     assert [rollout.environment_reward for rollout in rollouts] == [float(i % 7) for i in range(2000)]
     assert len(list(Path(f"/proc/{desk.parent.pid}/task/{desk.parent.pid}/children").read_text().split())) <= 64
     assert descriptors() <= before + 64
@@ -933,8 +899,7 @@ def test_thousands_of_conversations(desk: ConversationHost) -> None:
 @pytest.mark.usefixtures("beyond_a_thousand")
 def test_more_descriptors_than_select_can_take(tmp_path: Path) -> None:
     with hosted(tmp_path, ["add"]) as host, talking(host, {}, {}) as talker:
-        answers = talker.say(call("add", a=1, b=1), call("add", a=2, b=2))
-        assert [results(one) for one in answers] == [["2"], ["4"]]
+        assert [results(one) for one in talker.say(call("add", a=1, b=1), call("add", a=2, b=2))] == [["2"], ["4"]]
 
 
 def test_the_end_of_a_call_ends_what_is_still_running(tools: ConversationHost, tmp_path: Path) -> None:
@@ -961,11 +926,9 @@ FORGETS = TEMPLATE.replace(
 @pytest.mark.slow
 def test_a_history_is_written_anew_after_whom_it_must_be(tmp_path: Path) -> None:
     """After an answer of the environment, not after the result of a tool; and what both have said is text."""
-    tokenizer = tokenizer_of(template=FORGETS)
-    with (
-        hosted(tmp_path, ["add"], PARROT) as host,
-        talking_to(replace(partner_of(host, tokenizer), rewriting=frozenset({"user"}))) as talker,
-    ):
+    tokenizer, rewriting = chatml_tokenizer(FORGETS), frozenset({"user"})
+    parrot = hosted(tmp_path, ["add"], PARROT)
+    with parrot as host, talking_to(replace(partner_of(host, tokenizer), rewriting=rewriting)) as talker:
         (called,) = talker.say("<think>1</think>" + call("add", a=1, b=2))
         (broken,) = talker.say("<tool_call>{</tool_call>")
         (stepped,) = talker.say(f"<think>2</think>{STOP}")

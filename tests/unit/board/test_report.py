@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plain_samples import plain_rollout
 
 from burnish.board.metric_charts import evenly, named_charts
 from burnish.board.report import run_names, write_report
@@ -17,18 +18,18 @@ from burnish.board.samples import PageLimits, sample_rollouts
 from burnish.errors import DataError
 from burnish.observability.recorder import RolloutNote, RolloutRecorder
 from burnish.observability.sinks import build_sinks
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import Prompt, RolloutGroup
 
 EVIL = "</script><script>alert(1)</script><!-- \u2028 & <b>"
 
 
 def groups(count: int, samples: int, tokens: int, text: str = "q") -> list[RolloutGroup]:
-    def rollout(g: int, k: int) -> Rollout:
-        sampled = ((0,) * tokens, (-1.5,) * tokens, FinishReason.STOP, 0, "x" * tokens)
-        return Rollout(f"p{g}", g, k, (1,), *sampled, float(k), {"exact": 1.0}, None, RewardStatus.OK)
+    def group(g: int) -> RolloutGroup:
+        more = {"response": "x" * tokens, "reward_parts": {"exact": 1.0}}
+        rollouts = tuple(plain_rollout(tokens, float(k), group=g, index=k, **more) for k in range(samples))
+        return RolloutGroup(Prompt(f"p{g}", text=f"{text}{g}", answer=text), g, rollouts)
 
-    prompts = [Prompt(f"p{g}", text=f"{text}{g}", answer=text) for g in range(count)]
-    return [RolloutGroup(one, g, tuple(rollout(g, k) for k in range(samples))) for g, one in enumerate(prompts)]
+    return [group(g) for g in range(count)]
 
 
 def make_run(folder: Path, steps: int = 3, text: str = "q", **size: int) -> None:
@@ -37,15 +38,12 @@ def make_run(folder: Path, steps: int = 3, text: str = "q", **size: int) -> None
     for step in range(1, steps + 1):
         sinks.write(step, {"reward/mean": step / steps, "time/generate_seconds": 1.0, "custom/one": 2.0})
         made = groups(**({"count": 2, "samples": 2, "tokens": 3} | size), text=text)
-        notes = {r.key: RolloutNote(advantage=0.5) for g in made for r in g.rollouts}
-        recorder.record(step, made, notes)
+        recorder.record(step, made, {r.key: RolloutNote(advantage=0.5) for g in made for r in g.rollouts})
     sinks.close()
 
 
 def embedded(page: str) -> Any:
-    found = re.search(r'<script type="application/json" id="snapshot">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
+    return json.loads(re.search(r'<script type="application/json" id="snapshot">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def held_by(*folders: Path, **more: Any) -> Any:
@@ -110,8 +108,7 @@ def test_what_the_policy_writes_stays_text(tmp_path: Path) -> None:
     assert "alert(1)</script>" not in page
     assert page.count("<script") == page.count("</script>") == 7
     group = details_of(tmp_path)["rollouts"][0]["groups"][0]
-    assert group["responses"][0]["tokens"][0] == EVIL
-    assert group["answer"] == EVIL
+    assert (group["responses"][0]["tokens"][0], group["answer"]) == (EVIL, EVIL)
 
 
 @pytest.mark.slow

@@ -60,7 +60,6 @@ def test_a_group_is_read_line_by_line_with_its_numbers(tmp_path: Path) -> None:
     two = line(0, 1, 1.0, token_texts=["a", "b"], turns=turns, token_entropy=[0.6931, 0.0])
     write_step(tmp_path, 1, [line(1, 0, 0.0), one, two])
     page = group_page(RolloutIndex(tmp_path), "step", 1, 0, ResponseFilter())
-    assert page is not None
     assert (page["group"]["id"], page["total"]) == ("p0", 2)
     first, second = page["group"]["responses"]
     assert (first["versions"], first["mismatch"]) == ([[0, 3], [2, 4]], [-0.5, None, 0.0])

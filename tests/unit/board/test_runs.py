@@ -118,5 +118,4 @@ def test_a_run_whose_files_are_damaged_still_has_a_row(tmp_path: Path, damaged: 
     (tmp_path / "run.lock").write_text("{torn")
     run = WatchedRun.at("a", tmp_path)
     run.refresh()
-    assert run.summary(0)["state"] == "stopped"
-    assert run.head()["model"] == ""
+    assert (run.summary(0)["state"], run.head()["model"]) == ("stopped", "")

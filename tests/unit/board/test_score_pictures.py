@@ -31,8 +31,7 @@ def test_marks_of_format(text: str, expected: bool) -> None:
 
 
 def test_thirds_that_share_a_reward_say_nothing() -> None:
-    rows = [line(reward) for reward in (0.0, 0.0, 1.0, 1.0, 2.0, 2.0)]
-    best, worst = extreme_thirds(rows)
+    best, worst = extreme_thirds([line(reward) for reward in (0.0, 0.0, 1.0, 1.0, 2.0, 2.0)])
     assert ([row["reward"] for row in best], [row["reward"] for row in worst]) == ([2.0, 2.0], [0.0, 0.0])
     assert extreme_thirds([line(1.0)] * 6) == ([], [])
     assert extreme_thirds([line(1.0), line(2.0)]) == ([], [])

@@ -71,8 +71,7 @@ def test_from_the_list_of_runs_to_a_response(serve: Serve) -> None:
     assert [(one["name"], one["step"], one["state"]) for one in overview["runs"]] == [("a", 2, "stopped")]
     assert overview["control"] is False
     curve = data(ask("GET", "/api/points?run=a&metric=reward/mean"))
-    part = {"steps": [1, 2], "x": [1, 2], "y": [0.5, 0.75], "total": 1.25, "count": 2}
-    assert curve == {"a": {"reward/mean": part}}
+    assert curve == {"a": {"reward/mean": {"steps": [1, 2], "x": [1, 2], "y": [0.5, 0.75], "total": 1.25, "count": 2}}}
     assert data(ask("GET", "/api/run?run=a"))["steps"] == [1]
     groups = data(ask("GET", "/api/groups?run=a&step=1"))
     assert [one["spread"] for one in groups["groups"]] == [1.0]

@@ -46,7 +46,6 @@ def test_from_the_list_to_a_response_and_back(tmp_path: Path) -> None:
             await pilot.press("left")
             assert app.screen.step == 1
             await press("enter", GroupResponses)
-            assert app.screen.page is not None
             # The group of the largest spread comes first, and its text is text.
             assert app.screen.page["group"]["responses"][0]["tokens"] == [MARKED]
             shown = app.export_screenshot()

@@ -83,8 +83,7 @@ def test_numbers_are_those_of_sampled_tokens(tmp_path: Path) -> None:
 
 def test_a_response_of_one_turn_is_as_before(tmp_path: Path) -> None:
     (response,) = record(tmp_path, talk(turns=(), environment_reward=None))
-    assert response["count"] == 7
-    assert response["logprobs"][2] == 0.0
+    assert (response["count"], response["logprobs"][2]) == (7, 0.0)
     assert not {"turns", "given", "environment", "seen"} & set(response)
     assert "prompt_text" not in read_rollouts(tmp_path / "rollouts" / "step-000001.jsonl")[0]
 
@@ -150,9 +149,8 @@ def test_every_metric_of_conversations_is_in_their_charts() -> None:
     host = Mock(has_environment=True, answers_text=True, **{"parent.take_restarts.return_value": 0})
     partner = ToolsAndEnvironment(host, (), Mock(), Mock(), Mock(), Mock())
     partner.count(calls=4, turns=2, opened=1, seconds=3.0)
-    metrics = MetricStore.of(
-        [partner.take_metrics(), describe_conversations([talk()]), describe_conversations([talk()], "eval/")]
-    ).row()
+    described = [describe_conversations([talk()]), describe_conversations([talk()], "eval/")]
+    metrics = MetricStore.of([partner.take_metrics(), *described]).row()
     assert len(metrics) == 25
     shown = [chart for chart in named_charts(metrics) if chart.section == "Conversations"]
     assert sorted(metric for chart in shown for _, metric in chart.metrics) == sorted(metrics)
@@ -166,12 +164,10 @@ def test_a_response_of_several_rows_counts_once() -> None:
         talk(sample_index=1, reward=0.0),
     ]
     found = {name: metric.result() for name, metric in describe_conversations(rows).items()}
-    assert found["conversation/turns_mean"] == 2.5
-    assert found["conversation/rows_mean"] == 1.5
+    assert (found["conversation/turns_mean"], found["conversation/rows_mean"]) == (2.5, 1.5)
     assert found["conversation/sampled_tokens_mean"] == 5.0  # 4 + 2, and 4
     assert found["conversation/out_of_turns_fraction"] == 1.0
     group = RolloutGroup(Prompt("p", text="q"), 0, tuple(rows))
     assert [row.sample_index for row in group.samples()] == [0, 1]
     metrics = {name: metric.result() for name, metric in describe_groups([group]).items()}
-    assert metrics["reward/mean"] == 0.5
-    assert metrics["groups/constant_fraction"] == 0.0
+    assert (metrics["reward/mean"], metrics["groups/constant_fraction"]) == (0.5, 0.0)

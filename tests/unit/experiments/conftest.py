@@ -24,9 +24,8 @@ def recorded(tmp_path: Path) -> Callable[..., Path]:
         data = {"model": "m", "data": {"train": "t", "eval": "e"}, "rewards": "exact", "output": str(folder)}
         data |= {"steps": max(curve), **fields}
         (folder / "config.yaml").write_text(dump_config(load_run_data(data, overrides, "rl").config))
-        rows = [
-            {"step": step} | ({"rollout/response_tokens_sum": 100} if step else {}) for step in range(max(curve) + 1)
-        ]
+        tokens = {"rollout/response_tokens_sum": 100}
+        rows = [{"step": step} | (tokens if step else {}) for step in range(max(curve) + 1)]
         rows = [row | ({"eval/accuracy": curve[row["step"]]} if row["step"] in curve else {}) for row in rows]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return folder

@@ -52,9 +52,8 @@ def test_values_that_go_together() -> None:
 
 def test_a_file_of_settings_is_combined_with_the_grid(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text(
-        "- {algorithm: grpo, optimization.learning_rate: 1e-3}\n- {algorithm: {preset: rloo, kl_in: none}}\n"
-    )
+    given = "- {algorithm: grpo, optimization.learning_rate: 1e-3}\n- {algorithm: {preset: rloo, kl_in: none}}\n"
+    file.write_text(given)
     found = settings_of(["seed=0,1"], read_listed(file))
     assert [one.name for one in found] == [
         "algorithm=grpo,learning_rate=0.001,seed=0",
@@ -72,8 +71,7 @@ def test_names_are_short_unique_and_safe() -> None:
     long = settings_of([f"model={'m/' * 100}a,{'m/' * 100}b"])
     assert all(len(one.name) < 140 and "/" not in one.name for one in long)
     assert long[0].name != long[1].name
-    alike = settings_of(["model=a/b,a:b"])
-    assert len({one.name for one in alike}) == 2
+    assert len({one.name for one in settings_of(["model=a/b,a:b"])}) == 2
     rates = settings_of(["optimization.learning_rate=1,2", "critic.learning_rate=3,4"])
     assert rates[0].name == "optimization.learning_rate=1,critic.learning_rate=3"
     assert [one.name for one in settings_of(["a=-1,1"])] == ["a=-1", "a=1"]
@@ -98,10 +96,9 @@ def test_words_that_make_no_sweep(words: list[str], told: str) -> None:
         settings_of(words)
 
 
-@given(
-    st.lists(st.text("abc019._-", min_size=1), min_size=2, max_size=4, unique=True).filter(
-        lambda v: ".." not in "".join(v)
-    )
-)
+PLAIN = st.lists(st.text("abc019._-", min_size=1), min_size=2, max_size=4, unique=True)
+
+
+@given(PLAIN.filter(lambda values: ".." not in "".join(values)))
 def test_plain_values_come_back(values: list[str]) -> None:
     assert overrides(f"a={','.join(values)}") == [(f"a={value}",) for value in values]

@@ -121,10 +121,8 @@ def test_ctrl_c_lets_the_present_run_stop_and_starts_no_other(swept: Swept) -> N
 
 
 def test_an_error_in_the_sweep_itself_leaves_no_process(swept: Swept, gone: Callable[..., bool]) -> None:
-    with (
-        patch.object(sweeping._Training, "look", autospec=True, side_effect=RuntimeError("broken")) as look,
-        pytest.raises(RuntimeError, match="broken"),
-    ):
+    broken = patch.object(sweeping._Training, "look", autospec=True, side_effect=RuntimeError("broken"))
+    with broken as look, pytest.raises(RuntimeError, match="broken"):
         train(swept("seed=9,2"))
     assert gone(look.call_args.args[0].child.pid)
 
@@ -147,7 +145,7 @@ def test_the_error_of_a_log(tmp_path: Path) -> None:
     assert last_error(log, 0, 3) == "exit status 3"
 
 
-def test_values_for_other_processes(tmp_path: Path) -> None:
+def test_values_for_other_processes() -> None:
     with pytest.raises(ConfigError, match=r"other processes(.|\n)*write rows, models and functions to files"):
         burnish.sweep({"model": "m", "rewards": [len]}, {"seed": [0, 1]})
     with pytest.raises(ConfigError, match=r"values of algorithm are a text, 'grpo'"):

@@ -54,13 +54,11 @@ def test_a_healthy_run_is_quiet() -> None:
     ],
 )
 def test_each_fires_once_after_its_patience(name: str, metric: str, value: float, step: int) -> None:
-    rows = [*steps(10), *[HEALTHY | {metric: value}] * 25]
-    assert fired(rows) == [(name, step)]
+    assert fired([*steps(10), *[HEALTHY | {metric: value}] * 25]) == [(name, step)]
 
 
 def test_equal_scores_are_no_alarm_where_a_teacher_judges() -> None:
-    constant = {"reward/std": 0.0, "groups/constant_fraction": 1.0, "kl/teacher": 0.3}
-    assert fired([HEALTHY | constant] * 25) == []
+    assert fired([HEALTHY | {"reward/std": 0.0, "groups/constant_fraction": 1.0, "kl/teacher": 0.3}] * 25) == []
 
 
 @pytest.mark.parametrize(
@@ -140,8 +138,7 @@ def test_resumed_alarms_carry_on() -> None:
 
 
 def test_replay_is_the_same_as_live() -> None:
-    rows = [{"step": step} | row for step, row in enumerate(steps(9, reward__failed_fraction=0.5), start=4)]
-    (alarm,) = replay(rows)
+    (alarm,) = replay([{"step": step} | row for step, row in enumerate(steps(9, reward__failed_fraction=0.5), start=4)])
     assert (alarm.name, alarm.step) == ("reward failures", 4)
     assert "50.0%" in alarm.message
     assert len({detector.name for detector in DETECTORS}) == len(DETECTORS) == 21

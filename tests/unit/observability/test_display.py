@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,7 +14,6 @@ from rich.console import Console
 from burnish.cli.demo_result import plot_curve
 from burnish.observability.alarms import Alarm
 from burnish.observability.console import COLUMNS, Display, duration, fitting, number_text, plain_line
-from burnish.observability.timeline import WorkSpan
 
 
 def plain(**options: int) -> tuple[Display, Console, Mock]:
@@ -28,7 +28,6 @@ def terminal() -> Console:
 
 
 def output(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
@@ -92,20 +91,15 @@ def test_a_narrow_terminal_gets_the_first_columns_whole() -> None:
     assert fitting(rows, 3) == [["step"], ["1"]]
 
 
-class Doing(NamedTuple):
+def process(name: str, standing: str) -> Any:
     """A process with nothing done."""
-
-    name: str
-    standing: str
-
-    def take_spans(self) -> list[WorkSpan]:
-        return []
+    return SimpleNamespace(name=name, standing=standing, take_spans=list)
 
 
 def test_a_terminal_shows_what_other_processes_do() -> None:
     doing = dict.fromkeys(("trainer 0", "trainer 1"), "policy.update, 3 s") | {"rollout worker 0": "version 7, idle"}
     console = terminal()
-    with Display(console, 10, processes=lambda: [Doing(*item) for item in doing.items()]) as display:
+    with Display(console, 10, processes=lambda: [process(*item) for item in doing.items()]) as display:
         display.phase("update")
         assert "lost" not in output(console)
         doing["rollout worker 0"] = "lost"
@@ -120,10 +114,10 @@ def test_a_terminal_shows_what_other_processes_do() -> None:
 def test_a_terminal_follows_other_processes_without_being_asked() -> None:
     seen, doing = threading.Event(), ["idle"]
 
-    def processes() -> list[Doing]:
+    def processes() -> list[Any]:
         if doing[0] == "asked":
             seen.set()
-        return [Doing("critic", doing[0])]
+        return [process("critic", doing[0])]
 
     with Display(terminal(), 10, processes=processes):
         doing[0] = "asked"

@@ -72,8 +72,7 @@ def test_tensors_of_a_device_are_fetched_together() -> None:
         "b": mean(0.5, torch.tensor(1.0)),
     }
     here = on_host(metrics)
-    assert here["a"].value.dtype == torch.float32
-    assert here["a"].weight.dtype == torch.int64
+    assert (here["a"].value.dtype, here["a"].weight.dtype) == (torch.float32, torch.int64)
     assert [type(scalar) for scalar in (here["a"].value, here["a"].weight, here["a"].later[0].value)] == [Tensor] * 3
     assert here["b"] is not None
     assert {name: metric.result() for name, metric in here.items()} == {"a": 3.0 / 8, "b": 0.5}

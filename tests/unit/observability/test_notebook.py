@@ -53,8 +53,7 @@ def test_pictures_that_come_too_fast_are_left_out_but_for_the_last(shown: Shown)
 
 
 def test_a_run_in_a_notebook_has_one_table(shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(force_jupyter=True)
-    with Display(console, 2) as display:
+    with Display(Console(force_jupyter=True), 2) as display:
         display.update(1, {"reward/mean": 0.25})
         display.update(2, {"reward/mean": 0.5})
     assert "0.250" in shown.contents[-1]

@@ -209,8 +209,7 @@ def test_the_schema_of_sandbox_fusion() -> None:
         assert (other["status"], other["run_result"]) == ("Failed", None)
         assert other["message"] == "language is 'cpp', and this server runs python only"
         assert "files is not supported" in post(f"{url}/run_code", {**asked, "files": {"a": "eA=="}}).json()["message"]
-    failing = Pretended(Output("", "SyntaxError", 1, 0.1))
-    with served(failing) as url:
+    with served(Pretended(Output("", "SyntaxError", 1, 0.1))) as url:
         assert post(f"{url}/run_code", asked).json()["status"] == "Failed"
     slow = Pretended(Output("", "", -9, 3.0, timed_out=True))
     with served(slow) as url:

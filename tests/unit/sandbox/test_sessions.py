@@ -290,8 +290,7 @@ def test_a_session_is_as_confined_as_a_candidate(session: SandboxSession, tmp_pa
     bait = tmp_path / "bait"
     bait.write_text("secret")
     bait.chmod(0o666)
-    text = shown(session, f"FILE = {str(bait)!r}\nPID = {os.getpid()}\n{ESCAPES}")
-    assert text == "[] False\n"
+    assert shown(session, f"FILE = {str(bait)!r}\nPID = {os.getpid()}\n{ESCAPES}") == "[] False\n"
     assert bait.read_text() == "secret"
 
 
@@ -341,7 +340,6 @@ def test_nothing_is_left_of_sessions_that_end(sessions: Sessions) -> None:
 
 def settle(sessions: Sessions) -> None:
     """Wait until the parent has nothing but its own descriptors: three streams, a socket, a selector."""
-    assert sessions._parent is not None
     held = Path("/proc") / str(sessions._parent._process.pid) / "fd"
     wait_for(lambda: len(os.listdir(held)) <= 5)
 
@@ -375,7 +373,6 @@ def test_a_parent_that_fails_takes_its_sessions_with_it_and_is_replaced(sessions
         busy = own.open(SECONDS)
         cell = running(busy, "import time\nprint('before')\nwhile True: time.sleep(1)")
         wait_for(lambda: os.fstat(busy._output).st_size > 0)
-        assert own._parent is not None
         own._parent._process.end()
         output = cell.result(60)
         assert output.failed

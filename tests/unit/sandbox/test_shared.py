@@ -93,9 +93,12 @@ VERDICTS: dict[str, tuple[FunctionTests | AssertTests, tuple[str, int, int]]] = 
 }
 
 NO_VERDICT: dict[str, tuple[FunctionTests | AssertTests, str]] = {
-    "a coroutine": (asserts(WRONG, "async def test_a(): assert double(2) == 4"), "gave no verdict"),
-    "a generator": (asserts(WRONG, "def test_a():\n    assert double(2) == 4\n    yield"), "gave no verdict"),
-    "a parameter": (asserts(WRONG, "def test_a(x): assert double(x) == 4"), "gave no verdict"),
+    "a coroutine": (asserts(WRONG, "async def test_a(): assert double(2) == 4"), "is a coroutine or a generator"),
+    "a generator": (
+        asserts(WRONG, "def test_a():\n    assert double(2) == 4\n    yield"),
+        "is a coroutine or a generator",
+    ),
+    "a parameter": (asserts(WRONG, "def test_a(x): assert double(x) == 4"), "has parameters"),
     "nothing asked": (asserts(WRONG, "x = 1"), "do not ask the code for anything"),
     "no text": (asserts(WRONG), "the tests test nothing"),
     "no case": (FunctionTests(WRONG, "double", ()), "the tests test nothing"),

@@ -28,12 +28,13 @@ class Stack:
 def judged(tmp_path: Any) -> Any:
     """Judges code by tests, with both sides in threads of this process; returns the tester's lines."""
 
-    def run(tests: dict[str, Any], code: str = CODE) -> list[dict[str, Any]]:
+    def run(*texts: str, code: str = CODE, **tests: Any) -> list[dict[str, Any]]:
         there, back = os.pipe(), os.pipe()
         candidate = threading.Thread(target=serve, args=(code, Pipe(there[0], back[1], 1 << 20)), daemon=True)
         candidate.start()
         with (tmp_path / "verdict").open("wb") as file:
-            judge({"prelude": "", "entry": None, **tests}, Pipe(back[0], there[1], 1 << 20), TestReport(file.fileno()))
+            tests = {"prelude": "", "entry": None, "texts": texts, **tests}
+            judge(tests, Pipe(back[0], there[1], 1 << 20), TestReport(file.fileno()))
         os.close(there[1])
         candidate.join(60)
         return [json.loads(line) for line in (tmp_path / "verdict").read_text().splitlines()]
@@ -77,7 +78,7 @@ def test_equal(expected: Any, found: Any, same: bool) -> None:
 
 def test_every_assertion_counts(judged: Any) -> None:
     text = "assert double(2) == 4\nassert double(2) == 5\nassert double('a') == 'aa'\nassert nowhere(1)\nassert True"
-    lines = judged({"texts": [text]})
+    lines = judged(text)
     assert passed(lines) == [True, False, True, False]
     assert lines[0] == {"total": 4}
     assert lines[2]["detail"] == "not so: double(2) == 5"
@@ -86,45 +87,45 @@ def test_every_assertion_counts(judged: Any) -> None:
 
 def test_an_assertion_counts_once_however_often_it_is_reached(judged: Any) -> None:
     """Else the code would say how many tests there are."""
-    text = "for n in up(1000):\n    assert n >= 0\nassert double(1) == 3"
-    assert passed(judged({"texts": [text]})) == [True, False]
-    assert passed(judged({"texts": ["for n in up(9):\n    assert n < 5"]})) == [False]
+    assert passed(judged("for n in up(1000):\n    assert n >= 0\nassert double(1) == 3")) == [True, False]
+    assert passed(judged("for n in up(9):\n    assert n < 5")) == [False]
 
 
 def test_what_was_not_reached_because_something_raised_has_failed(judged: Any) -> None:
-    text = "assert double(1) == 2\nx = nowhere(1)\nassert double(2) == 4"
-    assert passed(judged({"texts": [text]})) == [True, False, False]
-    assert passed(judged({"texts": ["for n in up(0):\n    assert n"]})) == [False]
+    assert passed(judged("assert double(1) == 2\nx = nowhere(1)\nassert double(2) == 4")) == [True, False, False]
+    assert passed(judged("for n in up(0):\n    assert n")) == [False]
 
 
 def test_a_text_that_asserts_nothing_but_would_have_raised_is_one_test(judged: Any) -> None:
     text = "try:\n    double(None)\n    assert False\nexcept TypeError:\n    pass"
-    assert passed(judged({"texts": [text]})) == [True]
-    assert passed(judged({"texts": [text.replace("None", "1")]})) == [False]
+    assert passed(judged(text)) == [True]
+    assert passed(judged(text.replace("None", "1"))) == [False]
 
 
 def test_errors_of_the_code_are_those_that_the_tests_know(judged: Any) -> None:
     code = "class Mine(ValueError): pass\ndef f(x): raise Mine('bad')"
     text = "try:\n    f(1)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'bad'"
-    assert passed(judged({"texts": [text]}, code)) == [True]
+    assert passed(judged(text, code=code)) == [True]
 
 
 def test_tests_that_end_themselves_have_failed(judged: Any) -> None:
-    text = "import sys\nif double(1) == 2: sys.exit(1)\nassert double(2) == 4"
-    assert passed(judged({"texts": [text]})) == [False, False]
-    assert passed(judged({"texts": ["import sys\nif double(1) == 2: sys.exit()"]})) == [False]
-    assert passed(judged({"texts": ["import unittest\nassert double(1) == 2\nunittest.main()"]})) == [True]
+    assert passed(judged("import sys\nif double(1) == 2: sys.exit(1)\nassert double(2) == 4")) == [False, False]
+    assert passed(judged("import sys\nif double(1) == 2: sys.exit()")) == [False]
+    assert passed(judged("import unittest\nassert double(1) == 2\nunittest.main()")) == [True]
 
 
 def test_objects_of_the_code_are_not_told_what_is_expected(judged: Any) -> None:
     code = "class All:\n    def __contains__(self, item): return True\n    def __iter__(self): return iter([1])\n"
     code += "def f(x): return All()\nclass Left:\n    left = len\ndef g(x): return Left()"
-    assert passed(judged({"texts": ["assert 7 in f(1)\nassert 1 in f(1)"]}, code)) == [False, True]
-    assert passed(judged({"texts": ["n = g(1)\nassert f(n.left) == 2"]}, code)) == [False]
+    assert passed(judged("assert 7 in f(1)\nassert 1 in f(1)", code=code)) == [False, True]
+    assert passed(judged("n = g(1)\nassert f(n.left) == 2", code=code)) == [False]
 
 
 BROKEN = {
     "asks only itself": "def double(x): return 2 * x\nassert double(1) == 2",
+    "a coroutine": "async def test_it():\n    assert double(1) == 3",
+    "a parameter": "def test_it(x):\n    assert double(x) == 3",
+    "no Python": "assert (",
     "a function as an argument": "assert double(lambda x: x)",
     "a function as an argument of a method": (
         "import unittest\nclass TestIt(unittest.TestCase):\n    def test_it(self): double(lambda x: x)"
@@ -134,8 +135,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_tests_that_cannot_decide_say_so(judged: Any, name: str) -> None:
-    """`test_shared.py` has more of them, judged in a sandbox."""
-    assert "broken" in judged({"texts": [BROKEN[name]]})[-1]
+
+    assert "broken" in judged(BROKEN[name])[-1]
 
 
 VALUES = {
@@ -152,15 +153,14 @@ VALUES = {
 def test_no_value_upsets_the_tests(judged: Any, name: str) -> None:
     code = f"def f(x):\n    x.append({VALUES[name]})\n    return {VALUES[name]}"
     case = {"arguments": [[]], "named": {"dict": []}, "expected": {"float": "0x1p0"}, "wrapped": False}
-    assert passed(judged({"entry": "f", "tolerance": 1e-6, "cases": [case]}, code)) == [False]
-    text = "x = f([])\nassert x == 1.5\nassert {1: 2}[f([1])]"
-    assert passed(judged({"texts": [text]}, code)) == [False, False]
+    assert passed(judged(code=code, entry="f", tolerance=1e-6, cases=[case])) == [False]
+    assert passed(judged("x = f([])\nassert x == 1.5\nassert {1: 2}[f([1])]", code=code)) == [False, False]
 
 
 def test_a_function_may_be_called_as_a_builtin_is(judged: Any) -> None:
     code = "def sum(a, b): return a + b"
-    assert passed(judged({"texts": ["assert sum(1, 2) == 3"], "entry": "sum"}, code)) == [True]
-    assert "broken" in judged({"texts": ["assert sum([1, 2]) == 3"]}, code)[-1]
+    assert passed(judged("assert sum(1, 2) == 3", entry="sum", code=code)) == [True]
+    assert "broken" in judged("assert sum([1, 2]) == 3", code=code)[-1]
 
 
 def test_objects_of_the_code_are_used_where_they_are(judged: Any) -> None:
@@ -168,30 +168,35 @@ def test_objects_of_the_code_are_used_where_they_are(judged: Any) -> None:
         "stack = Stack()\nstack.push(3)\nassert len(stack) == 1\nassert stack.items == [3]\n"
         "assert stack.pop() == 3\nassert not stack\nassert stack != 3\nassert list(up(3)) == [0, 1, 2]"
     )
-    assert passed(judged({"texts": [text]})) == [True] * 6
+    assert passed(judged(text)) == [True] * 6
 
 
 def test_an_array_of_bytes_is_changed_where_the_tests_have_it(judged: Any) -> None:
     text = "data = bytearray(b'abc')\nf(data)\nassert data == b'xbc'"
-    assert passed(judged({"texts": [text]}, "def f(data): data[0] = 120")) == [True]
+    assert passed(judged(text, code="def f(data): data[0] = 120")) == [True]
 
 
 def test_functions_of_tests_and_cases_are_run(judged: Any) -> None:
+    check = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 4"
+    assert passed(judged(check, entry="double")) == [True, True]
+    plain = "class TestDouble:\n    def test_one(self):\n        assert double(1) == 2\n        assert double(1) == 3"
+    assert passed(judged(plain)) == [True, False]
+    assert passed(judged("from solution import double as f\nassert f(1) == 2")) == [True]
     functions = "def test_one():\n    assert double(1) == 2\ndef test_two():\n    assert double(1) == 3"
-    assert passed(judged({"texts": [functions]})) == [True, False]
+    assert passed(judged(functions)) == [True, False]
     cases = (
         "import unittest\nclass TestDouble(unittest.TestCase):\n"
         "    def test_one(self): self.assertEqual(double(1), 2)\n"
         "    def test_two(self): self.assertEqual(double(1), 3)"
     )
-    lines = judged({"texts": [cases]})
+    lines = judged(cases)
     assert passed(lines) == [False]
     assert "AssertionError: 2 != 3" in lines[1]["detail"]
     inside = cases.replace("self.assertEqual(double(1), 3)", "assert double(1) == 2").replace("TestDouble", "T")
-    assert passed(judged({"texts": [inside + "\n    def test_three(self): super(T, self).setUp()"]})) == [True]
+    assert passed(judged(inside + "\n    def test_three(self): super(T, self).setUp()")) == [True]
 
 
 def test_code_that_does_not_load_is_told(judged: Any) -> None:
-    assert judged({"texts": []}, "1 / 0")[-1] == {"not_loaded": "ZeroDivisionError: division by zero"}
-    assert judged({"texts": []}, "def f(:")[-1]["not_loaded"].startswith("SyntaxError")
-    assert judged({"texts": []}, "x = '\ud800'")[-1]["not_loaded"].startswith("UnicodeEncodeError")
+    assert judged(code="1 / 0")[-1] == {"not_loaded": "ZeroDivisionError: division by zero"}
+    assert judged(code="def f(:")[-1]["not_loaded"].startswith("SyntaxError")
+    assert judged(code="x = '\ud800'")[-1]["not_loaded"].startswith("UnicodeEncodeError")

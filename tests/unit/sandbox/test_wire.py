@@ -7,6 +7,7 @@ import math
 import os
 from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
@@ -121,10 +122,8 @@ def pipes() -> Iterator[tuple[Pipe, Pipe]]:
     there, back = os.pipe(), os.pipe()
     yield Pipe(back[0], there[1], 100), Pipe(there[0], back[1], 100)
     for descriptor in (*there, *back):
-        try:
+        with suppress(OSError):  # a test has closed it
             os.close(descriptor)
-        except OSError:
-            continue  # a test has closed it
 
 
 def test_messages_go_both_ways(pipes: tuple[Pipe, Pipe]) -> None:

@@ -41,10 +41,8 @@ MODEL = "tiny"
 
 def tokenizer_of(template: str | None = HERMES) -> Any:
     """`]` ends a turn."""
-    alphabet = [c for c in string.printable if c not in "]\r\x0b\x0c"]
-    return character_tokenizer(
-        "".join(alphabet), eos="]", pad="<pad>", unk="?!", context_length=4096, chat_template=template
-    )
+    alphabet = "".join(c for c in string.printable if c not in "]\r\x0b\x0c")
+    return character_tokenizer(alphabet, eos="]", pad="<pad>", unk="?!", context_length=4096, chat_template=template)
 
 
 def speech_of(template: str | None = HERMES) -> Speech:

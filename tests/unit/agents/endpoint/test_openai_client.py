@@ -13,6 +13,7 @@ from ..conftest import CALCULATOR
 openai = pytest.importorskip("openai", reason="the official client is not installed")
 
 KEY = "a-key-for-a-test"
+ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture
@@ -32,37 +33,34 @@ def test_a_conversation_with_a_tool_is_one_row(client: Any, script: Any) -> None
     lines: list[str] = []
     api = client(record=lines)
     messages: list[Any] = [{"role": "user", "content": "2+2?"}]
-    first = api.chat.completions.create(model="tiny", messages=messages, tools=[CALCULATOR], max_tokens=100)
-    (choice,) = first.choices
+    asked: dict[str, Any] = {"model": "tiny", "messages": messages, "tools": [CALCULATOR]}
+    (choice,) = api.chat.completions.create(**asked, max_tokens=100).choices
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("calc", {"x": "2+2"})
     messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "4"}]
-    second = api.chat.completions.create(
-        model="tiny", messages=messages, tools=[CALCULATOR], logprobs=True, extra_body={"return_token_ids": True}
-    )
-    assert second.choices[0].message.content == "It is 4."
-    assert second.choices[0].finish_reason == "stop"
-    assert [entry.token for entry in second.choices[0].logprobs.content] == [*"It is 4.]"]
+    second = api.chat.completions.create(**asked, logprobs=True, extra_body={"return_token_ids": True})
+    (choice,) = second.choices
+    assert (choice.message.content, choice.finish_reason) == ("It is 4.", "stop")
+    assert [entry.token for entry in choice.logprobs.content] == [*"It is 4.]"]
     assert second.prompt_token_ids == list(script.seen[1].prompt_tokens)
     assert second.usage.completion_tokens == 9
     api.post("/reward", body={"reward": 1.5}, cast_to=object)
-    (row,) = [json.loads(line) for line in lines]
+    (row,) = map(json.loads, lines)
     assert row["environment_reward"] == 1.5
-    assert row["prompt_tokens"] + row["response_tokens"] == second.prompt_token_ids + second.choices[0].token_ids
+    assert row["prompt_tokens"] + row["response_tokens"] == second.prompt_token_ids + choice.token_ids
     assert [turn["author"] for turn in row["turns"]] == ["policy", "tool", "policy"]
 
 
 def test_streams_say_the_same(client: Any, script: Any) -> None:
     api = client("/v1")
-    asked: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-    events = list(api.chat.completions.create(**asked, stream_options={"include_usage": True}))
-    text = "".join(event.choices[0].delta.content or "" for event in events if event.choices)
-    assert text == "yes"
-    assert [event.choices[0].finish_reason for event in events if event.choices] == [None, "stop"]
+    events = list(api.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True}))
+    said = [event.choices[0] for event in events if event.choices]
+    assert "".join(choice.delta.content or "" for choice in said) == "yes"
+    assert [choice.finish_reason for choice in said] == [None, "stop"]
     assert events[-1].usage.completion_tokens == 4
     script.say = lambda request: '<tool_call>\n{"name": "calc", "arguments": {"x": "1"}}\n</tool_call>'
-    events = list(api.chat.completions.create(**asked, tools=[CALCULATOR]))
+    events = list(api.chat.completions.create(**ASKED, stream=True, tools=[CALCULATOR]))
     (call,) = events[0].choices[0].delta.tool_calls
     assert (call.index, call.function.name) == (0, "calc")
 
@@ -71,10 +69,8 @@ def test_texts_and_tokens_are_continued(client: Any, script: Any) -> None:
     api = client("/v1")
     tokens = script.tokenizer.encode("one", add_special_tokens=False)
     for prompt in ("one", tokens, [tokens], ["one"]):
-        answer = api.completions.create(model="tiny", prompt=prompt, logprobs=0, max_tokens=2)
-        assert answer.choices[0].text == "ye"
-        assert answer.choices[0].finish_reason == "length"
-        assert answer.choices[0].logprobs.tokens == ["y", "e"]
+        (choice,) = api.completions.create(model="tiny", prompt=prompt, logprobs=0, max_tokens=2).choices
+        assert (choice.text, choice.finish_reason, choice.logprobs.tokens) == ("ye", "length", ["y", "e"])
         assert script.seen[-1].prompt_tokens == tuple(tokens)
 
 
@@ -85,15 +81,13 @@ def test_models_and_errors_have_the_clients_own_classes(client: Any) -> None:
     with pytest.raises(openai.AuthenticationError):
         api.with_options(api_key="wrong").models.list()
     with pytest.raises(openai.NotFoundError, match="'other' is not served here"):
-        api.chat.completions.create(model="other", messages=[{"role": "user", "content": "hi"}])
+        api.chat.completions.create(**{**ASKED, "model": "other"})
     with pytest.raises(openai.BadRequestError, match="temperature is 1 in this run") as caught:
-        api.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}], temperature=0.5)
+        api.chat.completions.create(**ASKED, temperature=0.5)
     assert caught.value.param == "temperature"
 
 
 def test_what_is_ignored_is_named(client: Any) -> None:
-    api = client(others="ignore")
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "seed": 3}
-    raw = api.chat.completions.with_raw_response.create(**asked)
+    raw = client(others="ignore").chat.completions.with_raw_response.create(**ASKED, temperature=0.5, seed=3)
     assert raw.headers["x-burnish-ignored"] == "seed, temperature"
     assert raw.parse().choices[0].message.content == "yes"

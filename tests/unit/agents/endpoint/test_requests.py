@@ -109,8 +109,7 @@ def test_what_cannot_be_answered_is_refused_by_name(
 )
 def test_what_asks_for_the_runs_own_settings_is_answered(more: dict[str, Any]) -> None:
     wish = read_chat({**CHAT, **more}, TERMS).wish
-    assert wish.ignored == ()
-    assert wish.chosen == {}
+    assert (wish.ignored, wish.chosen) == ((), {})
 
 
 def test_settings_are_ignored_or_followed_if_that_is_the_rule() -> None:
@@ -149,8 +148,7 @@ def test_demands_are_ignored_if_that_is_the_rule() -> None:
     terms = Terms(RUN, "tiny", 64, "ignore")
     asked = {**CHAT, "tools": TOOLS, "parallel_tool_calls": False, "response_format": {"type": "json_object"}}
     wish = read_chat({**asked, "tool_choice": "required"}, terms).wish
-    assert wish.ignored == ("parallel_tool_calls", "response_format", "tool_choice")
-    assert wish.demands == Demands()
+    assert (wish.ignored, wish.demands) == (("parallel_tool_calls", "response_format", "tool_choice"), Demands())
     assert not read_chat({**asked, "tool_choice": "none"}, terms).wish.demands.calls
 
 

@@ -74,8 +74,7 @@ def test_no_other_address_without_a_key() -> None:
     ],
 )
 def test_what_is_no_request_has_an_error(serving: Any, start: Any, body: bytes, headers: Any, status: int) -> None:
-    server = start(serving().desk, body_bytes=10_000)
-    found, answer = ask(server, CHATS, body, **headers)
+    found, answer = ask(start(serving().desk, body_bytes=10_000), CHATS, body, **headers)
     assert found == status
     assert set(answer["error"]) == {"message", "type", "param", "code"}
 
@@ -142,8 +141,7 @@ def test_several_answers_are_samples_of_one_prompt(serving: Any, start: Any, scr
     assert status == 200
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert answer["usage"] == {"prompt_tokens": 21, "completion_tokens": 12, "total_tokens": 33}
-    keys = {(request.name, request.sample_indices) for request in script.seen}
-    assert len(keys) == 3  # noise of their own
+    assert len({(request.name, request.sample_indices) for request in script.seen}) == 3  # noise of their own
     assert len({request.prompt_tokens for request in script.seen}) == 1
     ask(server, f"{at}/reward", {"reward": 1})
     assert len(lines) == 3

@@ -29,10 +29,6 @@ async def end(error: BaseException) -> None:
     raise error
 
 
-def test_what_need_not_be_awaited_is_returned(loop: OwnLoop) -> None:
-    assert loop.settle(3) == 3
-
-
 def test_several_threads_get_the_same_loop(loop: OwnLoop) -> None:
     with ThreadPoolExecutor(8) as threads:
         assert len(set(threads.map(lambda _: loop.settle(current()), range(64)))) == 1

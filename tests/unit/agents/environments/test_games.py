@@ -103,7 +103,6 @@ def test_options_are_those_of_the_constructor(place: str) -> None:
 def test_four_values_and_a_plain_observation(place: str) -> None:
     game = started(place, "Old", seed=1)
     assert game.opening == started(place, "Old", seed=1).opening != started(place, "Old", seed=2).opening
-    assert isinstance(game.opening, str)
     assert game.opening.startswith('{"left": 3, "first": 0.1')
     assert game.step("go") == Step('["go", 1]', 1.0, False)
     assert game.step("quit") == Step('["quit", 1]', 1.0, True)
@@ -155,9 +154,8 @@ Own = type("Discrete", (), {"__module__": "my_games", "n": 4})
 def test_action_spaces() -> None:
     assert actions_of(Discrete(), "it") == Integers(1, 4)
     assert [actions_of(space, "it") for space in (None, Text(), Own(), ["a", "b"])] == [None] * 4
-    with pytest.raises(
-        ConfigError, match=r"it, whose actions are Box\(2,\) \(gymnasium.*box.Box\)\n  -> only Discrete"
-    ):
+    why = r"it, whose actions are Box\(2,\) \(gymnasium.spaces.box.Box\)\n  -> only Discrete"
+    with pytest.raises(ConfigError, match=why):
         actions_of(Box(), "it")
 
 

@@ -18,10 +18,9 @@ from watching import leaving_nothing, runs, wait_for
 from burnish.agents.environments import warm_parent as parent_module
 from burnish.agents.environments.warm_parent import ConversationHost, ConversationProcess, Wanted
 from burnish.errors import ConfigError, RolloutError
-from burnish.outside.frames import GarbledError
 
 TOOLS = '''
-import os, subprocess, time
+import os, subprocess
 def pid() -> int:
     """Who."""
     return os.getpid()
@@ -35,20 +34,12 @@ def ended() -> str:
     """Wait for it, and leave it to be collected."""
     os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
     return "ended"
-def forge() -> str:
-    """Answer at once, and go on."""
-    import gc, json, socket
-    told = {"text": "forged", "failed_call": False, "cut": 0, "told": False, "clean": True}
-    data = json.dumps(told).encode()
-    for channel in [thing for thing in gc.get_objects() if isinstance(thing, socket.socket)]:
-        channel.sendall(len(data).to_bytes(8, "big") + data)
-    time.sleep(0.2)
-    return "late"
 '''
+Make = Callable[..., ConversationHost]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., ConversationHost]]:
+def make(tmp_path: Path) -> Iterator[Make]:
     made: list[ConversationHost] = []
 
     def start(text: str = TOOLS, *, names: tuple[str, ...] = ("pid",), **more: Any) -> ConversationHost:
@@ -76,7 +67,7 @@ def ask(process: ConversationProcess, tool: str = "pid", *, clean: list[bool] | 
 
 
 @pytest.mark.slow
-def test_processes_are_used_again(make: Callable[..., ConversationHost]) -> None:
+def test_processes_are_used_again(make: Make) -> None:
     host = make()
     first, second = host.lease(), host.lease()
     pids = {ask(first), ask(second)}
@@ -91,14 +82,7 @@ def test_processes_are_used_again(make: Callable[..., ConversationHost]) -> None
     third.close()
 
 
-def test_a_result_that_a_function_forges_is_no_answer(make: Callable[..., ConversationHost]) -> None:
-    """Otherwise its process would be lent again while it runs, and its own result be the next function's."""
-    process = make(names=("pid", "forge")).lease()
-    with pytest.raises(GarbledError, match="answers no request"):
-        ask(process, "forge")
-
-
-def test_a_process_that_has_ended_is_not_lent(make: Callable[..., ConversationHost]) -> None:
+def test_a_process_that_has_ended_is_not_lent(make: Make) -> None:
     host = make()
     process = host.lease()
     pid = int(ask(process))
@@ -110,7 +94,7 @@ def test_a_process_that_has_ended_is_not_lent(make: Callable[..., ConversationHo
 
 
 @pytest.mark.slow
-def test_nothing_is_left_when_it_is_closed(make: Callable[..., ConversationHost]) -> None:
+def test_nothing_is_left_when_it_is_closed(make: Make) -> None:
     with leaving_nothing():
         host = make()
         held = [host.lease() for _ in range(5)]
@@ -124,7 +108,7 @@ def test_nothing_is_left_when_it_is_closed(make: Callable[..., ConversationHost]
 
 
 @pytest.mark.slow
-def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: Callable[..., ConversationHost]) -> None:
+def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: Make) -> None:
     for others, said in ((1, [False, False, False]), (0, [False, True])):  # an other one still runs
         process, clean = make(names=("start", "ended")).lease(), list[bool]()
         for _ in range(others):
@@ -147,9 +131,7 @@ def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: C
         ("import time; time.sleep(60)", {"start_seconds": 0.5}, "were not imported within 0.5 s"),
     ],
 )
-def test_what_cannot_be_started_is_refused(
-    make: Callable[..., ConversationHost], text: str, wanted: dict[str, Any], why: str
-) -> None:
+def test_what_cannot_be_started_is_refused(make: Make, text: str, wanted: dict[str, Any], why: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match=why) as caught:
         make(text, **wanted)
@@ -157,32 +139,27 @@ def test_what_cannot_be_started_is_refused(
     wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
-def test_a_parent_that_ends_while_it_imports_is_named(make: Callable[..., ConversationHost]) -> None:
+def test_a_parent_that_ends_while_it_imports_is_named(make: Make) -> None:
     with pytest.raises(RolloutError, match=r"starts conversations \(conversation\) has ended \(exit status 4\)"):
         make("import os; os._exit(4)")
 
 
 @pytest.mark.slow
-def test_only_named_variables_are_passed_on(
-    make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_named_variables_are_passed_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BURNISH_SECRET", "key")
     monkeypatch.setenv("BURNISH_OTHER", "key")
-    host = make(names=("secret",), variables=("BURNISH_SECRET",))
-    assert ask(host.lease(), "secret") == "key nothing"
+    assert ask(make(names=("secret",), variables=("BURNISH_SECRET",)).lease(), "secret") == "key nothing"
 
 
 @pytest.mark.slow
-def test_options_are_not_on_the_command_line(make: Callable[..., ConversationHost], tmp_path: Path) -> None:
+def test_options_are_not_on_the_command_line(make: Make, tmp_path: Path) -> None:
     text = "class Desk:\n    def __init__(self, key): ...\n    def reset(self): ...\n"
     host = make(text, names=(), environment=f"{tmp_path / 'tools.py'}:Desk", options={"key": "hush"})
     assert b"hush" not in Path(f"/proc/{host.parent.pid}/cmdline").read_bytes()
 
 
 @pytest.mark.slow
-def test_the_parent_is_started_again_and_not_for_ever(
-    make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_parent_is_started_again_and_not_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     host = make()
     monkeypatch.setattr(parent_module, "_MOST_SHORT_LIVES", 2)
     pids = {host.parent.pid}
@@ -202,9 +179,7 @@ def test_the_parent_is_started_again_and_not_for_ever(
 
 
 @pytest.mark.slow
-def test_a_parent_that_lived_long_may_be_started_again(
-    make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parent_that_lived_long_may_be_started_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parent_module, "_MOST_SHORT_LIVES", 0)
     monkeypatch.setattr(parent_module, "_SHORT_LIFE_SECONDS", 0.0)
     host = make()
@@ -214,7 +189,7 @@ def test_a_parent_that_lived_long_may_be_started_again(
 
 
 @pytest.mark.slow
-def test_without_room_for_a_process_its_conversation_ends(make: Callable[..., ConversationHost]) -> None:
+def test_without_room_for_a_process_its_conversation_ends(make: Make) -> None:
     """The parent goes on: the next one may have room."""
     text = "import os\nfork, count = os.fork, iter(range(100))\n"
     text += "os.fork = lambda: fork() if next(count) else (_ for _ in ()).throw(OSError(11, 'no room'))\n" + TOOLS

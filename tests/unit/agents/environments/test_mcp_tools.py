@@ -89,6 +89,8 @@ else:
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, ...]]:
+    pytest.importorskip("mcp", reason="needs burnish[mcp]")
+
     def of(name: str = "add") -> tuple[str, ...]:
         path = tmp_path_factory.mktemp("mcp") / "server.py"
         path.write_text(SERVER.replace("{name}", name))
@@ -103,7 +105,6 @@ def tools(command: Callable[[], tuple[str, ...]]) -> Iterator[McpTools]:
         yield opened
 
 
-@needs_sdk
 def test_tools_are_called(tools: McpTools) -> None:
     assert tools.call("one", "add", {"a": 2, "b": 3}, 60) == "5"
     assert tools.call("one", "add", {"a": 2}, 60) == "3"
@@ -115,7 +116,6 @@ def test_tools_are_called(tools: McpTools) -> None:
     assert check_call(ToolCall("add", {"a": 3}), tools.schemas) is None
 
 
-@needs_sdk
 def test_what_fails_is_said_in_the_servers_words(tools: McpTools) -> None:
     with pytest.raises(ToolError, match="not today"):
         tools.call("one", "fail", {"why": "not today"}, 60)
@@ -125,7 +125,6 @@ def test_what_fails_is_said_in_the_servers_words(tools: McpTools) -> None:
         tools.call("one", "subtract", {}, 60)
 
 
-@needs_sdk
 def test_a_call_has_a_deadline_and_others_go_on_meanwhile(tools: McpTools) -> None:
     slow: list[object] = []
     thread = threading.Thread(target=lambda: slow.append(tools.call("slow", "wait", {"seconds": 1.0}, 60)))
@@ -138,7 +137,6 @@ def test_a_call_has_a_deadline_and_others_go_on_meanwhile(tools: McpTools) -> No
     assert slow == ["waited"]
 
 
-@needs_sdk
 def test_a_lost_connection_is_made_again_once(tools: McpTools, tmp_path: Path) -> None:
     before = int(str(tools.call("one", "counted", {}, 60)))
     assert int(str(tools.call("two", "counted", {}, 60))) == before + 1  # all conversations share the session
@@ -149,7 +147,6 @@ def test_a_lost_connection_is_made_again_once(tools: McpTools, tmp_path: Path) -
     assert tools.call("one", "add", {"a": 1}, 60) == "2"
 
 
-@needs_sdk
 def test_two_servers(command: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BURNISH_TEST_SHOWN", "shown")
     monkeypatch.setenv("BURNISH_TEST_HIDDEN", "hidden")
@@ -162,7 +159,6 @@ def test_two_servers(command: Callable[..., tuple[str, ...]], monkeypatch: pytes
         assert opened.call("one", "variable", {"name": "BURNISH_TEST_HIDDEN"}, 60) == "not there"
 
 
-@needs_sdk
 def test_nothing_is_left(command: Callable[..., tuple[str, ...]]) -> None:
     before = children()
     with leaving_nothing():
@@ -175,7 +171,6 @@ def test_nothing_is_left(command: Callable[..., tuple[str, ...]]) -> None:
         opened.call("one", "add", {"a": 1}, 60)
 
 
-@needs_sdk
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 def test_a_busy_server_ends_with_a_run_that_is_killed(command: Callable[..., tuple[str, ...]]) -> None:
@@ -189,7 +184,6 @@ def test_a_busy_server_ends_with_a_run_that_is_killed(command: Callable[..., tup
         time.sleep(60)
     """
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
     assert run.stdout.readline() == "busy\n"
     servers = children(run.pid)
     assert servers
@@ -220,7 +214,6 @@ def test_a_server_that_says_nothing_is_not_waited_for() -> None:
         McpTools([silent], start_seconds=0.5)
 
 
-@needs_sdk
 def test_over_http(command: Callable[..., tuple[str, ...]]) -> None:
     port = free_port()
 

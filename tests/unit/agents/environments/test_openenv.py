@@ -124,8 +124,11 @@ def refused(code: str, message: str, **more: Any) -> Any:
     return {"type": "error", "data": {"code": code, "message": message, **more}}
 
 
+Serve = Callable[..., FakeServer]
+
+
 @pytest.fixture
-def server() -> Iterator[Callable[..., FakeServer]]:
+def server() -> Iterator[Serve]:
     made: list[FakeServer] = []
 
     def make(*given: Any, **more: Any) -> FakeServer:
@@ -141,7 +144,7 @@ def find(server: FakeServer, seconds: float = 5.0, **options: Json) -> Any:
     return find_environment(f"openenv:{server.url}", {"timeout_seconds": seconds, **options})
 
 
-def test_turns_are_actions_of_one_text(server: Callable[..., FakeServer]) -> None:
+def test_turns_are_actions_of_one_text(server: Serve) -> None:
     fake = server(TEXT)
     source = find(fake)
     assert (source.schemas, source.answers_text) == ((), True)
@@ -158,7 +161,7 @@ def test_turns_are_actions_of_one_text(server: Callable[..., FakeServer]) -> Non
     wait_for(lambda: not fake.sessions)
 
 
-def test_actions_with_several_fields_are_one_tool(server: Callable[..., FakeServer]) -> None:
+def test_actions_with_several_fields_are_one_tool(server: Serve) -> None:
     source = find(server(NUMBER))
     assert not source.answers_text
     assert [schema["function"]["name"] for schema in source.schemas] == ["step"]
@@ -170,7 +173,7 @@ def test_actions_with_several_fields_are_one_tool(server: Callable[..., FakeServ
     assert environment.call("step", {"guess": 3}) == Step("correct", 1.0, True)
 
 
-def test_tools_of_mcp_are_called_by_steps(server: Callable[..., FakeServer]) -> None:
+def test_tools_of_mcp_are_called_by_steps(server: Serve) -> None:
     source = find(server(CALL, tools=TOOLS))
     (schema,) = source.schemas
     parameters = {"type": "object", "properties": {"amount": {"description": "", "type": "integer"}}}
@@ -183,7 +186,7 @@ def test_tools_of_mcp_are_called_by_steps(server: Callable[..., FakeServer]) -> 
     assert (environment.reward(), environment.ended()) == (0.0, True)  # 0.5 - 1 + 0.5
 
 
-def test_tools_next_to_actions_of_another_kind(server: Callable[..., FakeServer]) -> None:
+def test_tools_next_to_actions_of_another_kind(server: Serve) -> None:
     source = find(server(TEXT, tools=TOOLS))
     assert not source.answers_text
     environment = source.start({}, 0)
@@ -191,7 +194,7 @@ def test_tools_next_to_actions_of_another_kind(server: Callable[..., FakeServer]
     assert environment.reward() is None
 
 
-def test_a_server_whose_sessions_are_taken_is_asked_again(server: Callable[..., FakeServer]) -> None:
+def test_a_server_whose_sessions_are_taken_is_asked_again(server: Serve) -> None:
     fake = server(TEXT, capacity=1)
     source = find(fake)  # its session is given back
     first = source.start({}, 0)
@@ -201,7 +204,7 @@ def test_a_server_whose_sessions_are_taken_is_asked_again(server: Callable[..., 
         find(fake, seconds=2.0)
 
 
-def test_a_server_that_is_away_is_asked_again(server: Callable[..., FakeServer]) -> None:
+def test_a_server_that_is_away_is_asked_again(server: Serve) -> None:
     fake = server(TEXT)
     source, port = find(fake), fake._server.socket.getsockname()[1]
     fake.close()
@@ -209,7 +212,7 @@ def test_a_server_that_is_away_is_asked_again(server: Callable[..., FakeServer])
     assert source.start({}, 0).step("7").ended
 
 
-def test_a_server_that_dies(server: Callable[..., FakeServer]) -> None:
+def test_a_server_that_dies(server: Serve) -> None:
     fake = server(TEXT)
     environment = find(fake).start({}, 0)
     fake.close()
@@ -232,9 +235,7 @@ def test_a_server_that_dies(server: Callable[..., FakeServer]) -> None:
         (lambda message: refused("SESSION_ERROR", "lost"), "has no session: lost"),
     ],
 )
-def test_answers_that_make_no_sense(
-    server: Callable[..., FakeServer], answer: Callable[[Any], Any], message: str
-) -> None:
+def test_answers_that_make_no_sense(server: Serve, answer: Callable[[Any], Any], message: str) -> None:
     fake = server(TEXT)
     environment = find(fake).start({}, 0)
     environment._session._server = openenv.ServerAddress(fake.url, 0.3)  # only now: connecting may take longer
@@ -243,7 +244,7 @@ def test_answers_that_make_no_sense(
         environment.step("7")
 
 
-def test_a_reset_that_is_refused(server: Callable[..., FakeServer]) -> None:
+def test_a_reset_that_is_refused(server: Serve) -> None:
     fake = server(TEXT)
     source = find(fake)
     with pytest.raises(EnvironmentFailedError, match="cannot be asked for 'reset' in JSON: Out of range"):
@@ -253,11 +254,10 @@ def test_a_reset_that_is_refused(server: Callable[..., FakeServer]) -> None:
         source.start({}, 0)
 
 
-def test_a_server_that_asks_for_a_token(server: Callable[..., FakeServer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_asks_for_a_token(server: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = server(TEXT, token="secret")
     monkeypatch.setenv("BURNISH_TEST_TOKEN", "secret\n")
-    environment = find(fake, token_variable="BURNISH_TEST_TOKEN").start({}, 0)
-    assert environment.step("7") == Step("correct", 1.0, True)
+    assert find(fake, token_variable="BURNISH_TEST_TOKEN").start({}, 0).step("7") == Step("correct", 1.0, True)
     monkeypatch.setenv("BURNISH_TEST_TOKEN", "guessed")
     with pytest.raises(EnvironmentFailedError, match="401") as caught:
         find(fake, token_variable="BURNISH_TEST_TOKEN")
@@ -284,7 +284,7 @@ def test_tokens_that_cannot_be_used(
     assert "ret" not in str(caught.value.message)
 
 
-def test_what_is_no_server_of_openenv(server: Callable[..., FakeServer]) -> None:
+def test_what_is_no_server_of_openenv(server: Serve) -> None:
     with pytest.raises(EnvironmentFailedError, match="does not give the schema of its actions"):
         find(server("nothing"))
     with pytest.raises(EnvironmentFailedError, match="takes calls of tools, but lists none"):
@@ -316,6 +316,7 @@ def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 TYPE = {"const": "move", "default": "move", "type": "string"}
 SAY = {"type": "string", "title": "Message", "description": "What to say"}
 MOVE = {"type": "string", "enum": ["left", "right"]}
+WRONG = [{"loc": ["a", 0], "msg": "too long"}, {"msg": "no"}]
 
 
 @pytest.mark.parametrize(
@@ -343,31 +344,29 @@ def test_actions_with_fields_are_one_tool() -> None:
     assert openenv.step_schema(given) == {"type": "function", "function": function}
 
 
-@pytest.mark.parametrize(
-    ("observation", "text"),
-    [
-        ({"message": "higher", "reward": 1.0, "done": True, "metadata": {"seed": 1}}, "higher"),
-        ({"message": "höher", "left": 3}, '{"message": "höher", "left": 3}'),
-        ({"left": 3}, '{"left": 3}'),
-        ({"reward": 1.0, "done": True}, ""),
-    ],
-)
-def test_observations(observation: dict[str, Any], text: str) -> None:
-    assert openenv.observation_text(observation) == text
+def result_text(result: object) -> str:
+    return openenv.result_text({"result": result, "error": None})
 
 
 @pytest.mark.parametrize(
-    ("result", "text"),
+    ("read", "said", "text"),
     [
-        ("plain", "plain"),
-        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "data": 1}, "a\nb"),
-        ({"content": [], "data": 1}, '{"content": [], "data": 1}'),
-        (5, "5"),
-        (None, "null"),
+        (openenv.observation_text, {"message": "up", "reward": 1.0, "done": True, "metadata": {"seed": 1}}, "up"),
+        (openenv.observation_text, {"message": "höher", "left": 3}, '{"message": "höher", "left": 3}'),
+        (openenv.observation_text, {"left": 3}, '{"left": 3}'),
+        (openenv.observation_text, {"reward": 1.0, "done": True}, ""),
+        (result_text, "plain", "plain"),
+        (result_text, {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "data": 1}, "a\nb"),
+        (result_text, {"content": [], "data": 1}, '{"content": [], "data": 1}'),
+        (result_text, 5, "5"),
+        (result_text, None, "null"),
+        (openenv.error_text, {"message": "x", "errors": WRONG}, "a.0: too long; no"),
+        (openenv.error_text, {"message": "no such move", "code": "EXECUTION_ERROR"}, "no such move"),
+        (openenv.error_text, {}, "no reason given"),
     ],
 )
-def test_results_of_tools(result: object, text: str) -> None:
-    assert openenv.result_text({"result": result, "error": None}) == text
+def test_observations_results_and_refusals_as_text(read: Callable[[Any], str], said: Any, text: str) -> None:
+    assert read(said) == text
 
 
 BAD = [{"type": "text", "text": "nope"}]
@@ -385,18 +384,6 @@ BAD = [{"type": "text", "text": "nope"}]
 def test_tools_that_failed(observation: dict[str, Any]) -> None:
     with pytest.raises(ToolError, match=r"^nope$"):
         openenv.result_text(observation)
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        ({"message": "x", "errors": [{"loc": ["a", 0], "msg": "too long"}, {"msg": "no"}]}, "a.0: too long; no"),
-        ({"message": "no such move", "code": "EXECUTION_ERROR"}, "no such move"),
-        ({}, "no reason given"),
-    ],
-)
-def test_what_is_refused(data: dict[str, Any], text: str) -> None:
-    assert openenv.error_text(data) == text
 
 
 def test_the_server_of_the_page(tmp_path: Path) -> None:

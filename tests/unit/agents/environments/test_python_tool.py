@@ -6,28 +6,22 @@ import os
 import select
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from watching import leaving_nothing, wait_for
 
-from burnish.agents.environments.python_tool import (
-    PythonTool,
-    PythonToolOptions,
-    _Fresh,
-    _Kept,
-    as_program,
-    open_python_tool,
-)
+from burnish.agents.environments.python_tool import PythonTool, PythonToolOptions, as_program, open_python_tool
 from burnish.agents.tools.calls import ServedTools, ToolCall, ToolError
 from burnish.agents.tools.checking import check_call
 from burnish.errors import ConfigError, SandboxError
 from burnish.sandbox.job import Output
 from burnish.sandbox.remote import RemoteSandbox
-from burnish.sandbox.sessions import SandboxSession, Sessions
+from burnish.sandbox.sessions import Sessions
 
 SECONDS = 60.0
 
@@ -61,22 +55,12 @@ def ask(tool: ServedTools, code: str, conversation: int = 1, seconds: float = SE
     return str(tool.call(conversation, "python", {"code": code}, seconds + 1.0))
 
 
-def session_of(tool: PythonTool, conversation: int) -> SandboxSession:
-    assert isinstance(tool, _Kept)
-    return tool._kept[conversation]
-
-
-def has_printed(tool: PythonTool, conversation: int) -> bool:
-    return os.fstat(session_of(tool, conversation)._output).st_size > 0
-
-
 def test_what_the_model_is_offered(fresh: PythonTool, kept: PythonTool) -> None:
     for tool, words in ((fresh, "Every call begins anew"), (kept, "is there in the calls that follow")):
         (schema,) = tool.schemas
-        function = schema["function"]
-        assert isinstance(function, dict)
+        function: Any = schema["function"]
         assert function["name"] == "python"
-        assert words in str(function["description"])
+        assert words in function["description"]
         assert check_call(ToolCall("python", {"code": "1"}), tool.schemas) is None
         assert check_call(ToolCall("python", {"source": "1"}), tool.schemas) is not None
         for name, arguments in (("python", {}), ("python", {"code": 3}), ("perl", {"code": "1"})):
@@ -112,7 +96,7 @@ def test_the_model_is_told_that_a_state_is_gone(kept: PythonTool) -> None:
     if "can't start new thread" in ask(kept, "import os, threading\nthreading.Timer(.5, os._exit, (5,)).start()"):
         kept.end(1)
         pytest.skip("here, the sandbox allows no threads (root, whose Python only root can read)")
-    select.select([session_of(kept, 1)._cells], [], [], 60)
+    select.select([kept._kept[1]._cells], [], [], 60)
     said = ask(kept, "print('again')")
     assert said == "[Before this call, the process ended itself with status 5. What was defined in it is gone.]\nagain"
     kept.end(1)
@@ -143,30 +127,23 @@ def test_memory_and_output_are_limited(tier: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["fresh", "kept"])
 def test_no_more_processes_than_are_allowed(tier: str, state: str) -> None:
-    with opened(tier, state, conversations=1, at_once=1) as tool:
-        found: list[str] = []
-        slow = threading.Thread(target=lambda: found.append(ask(tool, "import time\ntime.sleep(1)\n1", 1)))
-        slow.start()
-        assert isinstance(tool, _Fresh)
+    with opened(tier, state, conversations=1, at_once=1) as tool, ThreadPoolExecutor(1) as thread:
+        slow = thread.submit(ask, tool, "import time\ntime.sleep(1)\n1", 1)
         wait_for(lambda: bool(tool._sessions._open))
         with pytest.raises(TimeoutError, match="all 1 sessions"):
             tool.call(2, "python", {"code": "1"}, 0.1)
-        slow.join(60)
+        assert slow.result(60) == "1"
         tool.end(1)
         assert ask(tool, "1 + 1", 2) == "2"
-        assert found == ["1"]
 
 
 def test_a_conversation_that_ends_stops_its_call(kept: PythonTool) -> None:
     ask(kept, "import time", 7)
-    said: list[str] = []
-    thread = threading.Thread(target=lambda: said.append(ask(kept, "print('a')\ntime.sleep(50)", 7)))
-    thread.start()
-    wait_for(lambda: has_printed(kept, 7))
-    kept.end(7)
-    thread.join(60)
-    assert len(said) == 1
-    assert said[0].startswith("a\n[The process ")
+    with ThreadPoolExecutor(1) as thread:
+        said = thread.submit(ask, kept, "print('a')\ntime.sleep(50)", 7)
+        wait_for(lambda: os.fstat(kept._kept[7]._output).st_size > 0)
+        kept.end(7)
+        assert said.result(60).startswith("a\n[The process ")
 
 
 @pytest.mark.slow
@@ -211,9 +188,8 @@ def test_a_sandbox_elsewhere_keeps_no_state() -> None:
     ],
 )
 def test_the_program_for_a_sandbox_elsewhere(code: str, found: str, status: int) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-I", "-c", as_program(code, 100)], capture_output=True, text=True, timeout=60, check=False
-    )
+    words = [sys.executable, "-I", "-c", as_program(code, 100)]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (status, "")
     assert found in ran.stdout
     assert "burnish" not in ran.stdout
@@ -230,19 +206,13 @@ def test_the_program_for_a_sandbox_elsewhere(code: str, found: str, status: int)
     ],
 )
 def test_fresh_calls_elsewhere(output: Output, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def answer(self: RemoteSandbox, job: object, limits: object, *, wait_seconds: float) -> Output:
-        asked.append((job, limits, wait_seconds))
-        return output
-
+    asked = Mock(return_value=output)
     monkeypatch.setattr(RemoteSandbox, "_most_allowed", lambda self: None)
-    monkeypatch.setattr(RemoteSandbox, "output", answer)
+    monkeypatch.setattr(RemoteSandbox, "output", asked)
     with closing(open_python_tool(PythonToolOptions(seconds=5.0), url="http://127.0.0.1:9")) as tool:
         assert tool.call(1, "python", {"code": "1"}, 20.0) == found
-        ((_, limits, wait),) = asked
-        assert limits.seconds == 5.0  # type: ignore[attr-defined]
-        assert 14.0 < wait <= 15.0
+        assert asked.call_args.args[1].seconds == 5.0
+        assert 14.0 < asked.call_args.kwargs["wait_seconds"] <= 15.0
         if output.timed_out:
             with pytest.raises(TimeoutError):
                 tool.call(1, "python", {"code": "1"}, 2.0)

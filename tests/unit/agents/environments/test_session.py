@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -23,20 +24,19 @@ class Toy:
 
     row: Mapping[str, Any]
     seed: int
-    opening: Opening = None
     over: bool = False
     closed: int = 0
     order: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.opening = self.row.get("opening")
+    @property
+    def opening(self) -> Opening:
+        return self.row.get("opening")
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> object:
         self.order.append(name)
-        if name == "broken":
-            raise EnvironmentFailedError("of no use any more", remedy="make another")
-        if name == "wrong":
-            raise ValueError("not so")
+        errors = {"broken": EnvironmentFailedError("of no use", remedy="make another"), "wrong": ValueError("not so")}
+        if name in errors:
+            raise errors[name]
         if name == "later":
             return self._later()
         return Step("last", 2.0, True) if name == "end" else f"{name} {dict(arguments)}"
@@ -120,14 +120,8 @@ def test_a_conversation(asked: Asked) -> None:
 def test_calls_of_the_environment_keep_their_order(asked: Asked) -> None:
     asked.ask("open", row={}, seed=0)
     *found, over = asked.call("one", "two", "later", "wrong", "end", "three")
-    assert [(message["result"], message["text"]) for message in found] == [
-        (0, "one {'a': 0}"),
-        (1, "two {'a': 1}"),
-        (2, "later"),
-        (3, "Error: ValueError: not so"),
-        (4, "last"),
-        (5, "three {'a': 5}"),
-    ]
+    said = ["one {'a': 0}", "two {'a': 1}", "later", "Error: ValueError: not so", "last", "three {'a': 5}"]
+    assert [(message["result"], message["text"]) for message in found] == list(enumerate(said))
     assert asked.source.started[0].order == ["one", "two", "later", "wrong", "end", "three"]
     assert (over["called"], over["ended"], over["reward"]) == (True, True, 2.5)
 
@@ -137,10 +131,8 @@ def test_the_last_result_and_the_end_of_the_calls_are_sent_at_once(asked: Asked)
     sent: list[Any] = []
     request = {"do": "calls", "calls": [[0, "one", {"a": 4}], [1, "end", {"a": 4}]], "limit": 100}
     asked.session._answer(request, lambda *messages: sent.append(messages))
-    assert [[message.get("text", message.get("ended")) for message in messages] for messages in sent if messages] == [
-        ["one {'a': 4}"],
-        ["last", True],
-    ]
+    said = [[message.get("text", message.get("ended")) for message in messages] for messages in sent if messages]
+    assert said == [["one {'a': 4}"], ["last", True]]
     assert sent[-1][1]["reward"] == 2.0
 
 
@@ -156,7 +148,7 @@ def test_an_environment_that_breaks_in_a_call_ends_the_conversation(asked: Asked
     asked.ask("open", row={}, seed=0)
     sent = asked.call("one", "broken", "two")
     assert [message.get("result") for message in sent] == [0, None]
-    assert sent[-1] == {"failed": "calls: of no use any more: make another"}
+    assert sent[-1] == {"failed": "calls: of no use: make another"}
     assert asked.source.started[0].closed == 1
 
 
@@ -180,12 +172,10 @@ def test_failures(asked: Asked, row: dict[str, Any], do: str, why: str) -> None:
     assert all(toy.closed == 1 for toy in asked.source.started)
 
 
-def test_an_environment_that_fails_and_cannot_be_closed_does_not_keep_its_reason(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("burnish.agents.environments.session._CLOSE_SECONDS", 0.05)
+def test_an_environment_that_fails_and_cannot_be_closed_does_not_keep_its_reason(asked: Asked) -> None:
     asked.ask("open", row={"reward": ValueError("no"), "hangs": True}, seed=0)
-    (sent,) = asked.ask("reward")
+    with patch("burnish.agents.environments.session._CLOSE_SECONDS", 0.05):
+        (sent,) = asked.ask("reward")
     assert sent["failed"].startswith("reward: ValueError: no")
 
 

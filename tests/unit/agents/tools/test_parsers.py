@@ -267,8 +267,7 @@ def test_text_around_calls_is_kept_in_order() -> None:
 def test_text_before_and_after_a_thought_is_content() -> None:
     assert parsed("llama_json", "<think>a</think>\n" + GOOD["llama_json"]).content == "<think>a</think>"
     assert parsed("pythonic", GOOD["pythonic"]).content == ""
-    found = parsed("hermes", f"{GOOD['hermes']}a</think>b{GOOD['hermes']}")
-    assert found.content == f"{GOOD['hermes']}a</think>b"
+    assert parsed("hermes", f"{GOOD['hermes']}a</think>b{GOOD['hermes']}").content == f"{GOOD['hermes']}a</think>b"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +290,6 @@ def test_one_broken_call_does_not_cost_the_next(form: str, broken: str) -> None:
 def test_the_rest_after_json_that_cannot_be_read_is_one_malformed_call() -> None:
     found = parsed("llama_json", f"{GOOD['llama_json']}; {{}}; {{x}} ; {GOOD['llama_json']}").calls
     assert [type(call) for call in found] == [ToolCall, MalformedCall, MalformedCall]
-    assert isinstance(found[2], MalformedCall)
     assert found[2].text == f"{{x}} ; {GOOD['llama_json']}"
 
 
