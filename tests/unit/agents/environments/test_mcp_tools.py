@@ -33,36 +33,30 @@ from mcp.server.mcpserver.exceptions import ToolError
 server = MCPServer("small")
 count = 0
 
-@server.tool()
 def {name}(a: int, b: int = 1) -> int:
     "Add two numbers."
     return a + b
 
-@server.tool()
 def fail(why: str) -> str:
     "Fail."
     raise ToolError(why)
 
-@server.tool()
 async def wait(seconds: float) -> str:
     "Wait."
     await asyncio.sleep(seconds)
     return "waited"
 
-@server.tool()
 def hang() -> str:
     "Keep the server busy, so that it hears nothing."
     time.sleep(1000)
     return ""
 
-@server.tool()
 def counted() -> int:
     "Count the calls."
     global count
     count += 1
     return count
 
-@server.tool()
 def die_once(mark: str) -> str:
     "End the server if there is no such file yet."
     if Path(mark).exists():
@@ -70,16 +64,16 @@ def die_once(mark: str) -> str:
     Path(mark).touch()
     os._exit(1)
 
-@server.tool()
 def die() -> str:
     "End the server."
     os._exit(1)
 
-@server.tool()
 def variable(name: str) -> str:
     "Read a variable."
     return os.environ.get(name, "not there")
 
+for tool in ({name}, fail, wait, hang, counted, die_once, die, variable):
+    server.tool()(tool)
 if len(sys.argv) > 1:
     server.run("streamable-http", port=int(sys.argv[1]))
 else:

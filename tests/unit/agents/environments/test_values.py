@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,34 +82,29 @@ def test_what_is_not_a_flag(value: object) -> None:
         flag_of(value, "`done`")
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (5, "of the type int"),
-        ([], "of the type list"),
-        ([{"type": "image", "image": 0}, {"type": "text", "text": "x"}], "content blocks of the types image, text"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "a message whose content is of the type list"),
-    ],
-)
-def test_what_is_not_an_opening(value: object, message: str) -> None:
-    with pytest.raises(EnvironmentFailedError, match=message):
-        opening_of(value, "it")
+IMAGE = [{"type": "image", "image": 0}, {"type": "text", "text": "x"}]
+THREE = r"step of G returned 3 values\n  -> return \(observation, reward, terminated, truncated"
+BLOCKS = [{"role": "user", "content": [{"type": "text"}]}]
 
 
 @pytest.mark.parametrize(
-    ("returned", "message"),
+    ("read", "value", "message"),
     [
-        (("higher", 0.5, False), r"step of G returned 3 values\n  -> return \(observation, reward, terminated, trunc"),
-        ("higher", "step of G returned str"),
-        (("higher", "much", False, False, {}), "the reward of step of G is of the type str"),
-        (("higher", 0.0, None, False, {}), "`terminated` of step of G is of the type NoneType"),
-        (("higher", 0.0, True, 0, {}), "`truncated` of step of G is of the type int"),
-        ((np.zeros(3), 0.0, False, False, {}), "the observation of step of G is not a text .* numpy.ndarray"),
-        (Step(5), "the text of step of G is of the type int"),  # type: ignore[arg-type]
-        (Step("x", reward=math.inf), "the reward of step of G is inf"),
-        (Step("x", ended=1), "`ended` of step of G is of the type int"),  # type: ignore[arg-type]
+        (opening_of, 5, "of the type int"),
+        (opening_of, [], "of the type list"),
+        (opening_of, IMAGE, "content blocks of the types image, text"),
+        (opening_of, BLOCKS, "a message whose content is of the type list"),
+        (step_of, ("higher", 0.5, False), THREE),
+        (step_of, "higher", "step of G returned str"),
+        (step_of, ("higher", "much", False, False, {}), "the reward of step of G is of the type str"),
+        (step_of, ("higher", 0.0, None, False, {}), "`terminated` of step of G is of the type NoneType"),
+        (step_of, ("higher", 0.0, True, 0, {}), "`truncated` of step of G is of the type int"),
+        (step_of, (np.zeros(3), 0.0, False, False, {}), "the observation of step of G is not a text .* numpy.ndarray"),
+        (step_of, Step(5), "the text of step of G is of the type int"),  # type: ignore[arg-type]
+        (step_of, Step("x", reward=math.inf), "the reward of step of G is inf"),
+        (step_of, Step("x", ended=1), "`ended` of step of G is of the type int"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_not_a_step(returned: object, message: str) -> None:
+def test_what_is_no_opening_and_no_step(read: Callable[[Any, str], object], value: object, message: str) -> None:
     with pytest.raises(EnvironmentFailedError, match=message):
-        step_of(returned, "step of G")
+        read(value, "step of G")
