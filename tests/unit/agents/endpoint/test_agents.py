@@ -76,19 +76,14 @@ def by_row(base_url, api_key, model, messages, kind):
 def measures(base_url, api_key, model, messages, cases):
     say(base_url, api_key, model, messages)
     return float(len(cases))
-
 def leaves(base_url, api_key, model, messages):
     say(base_url, api_key, model, messages)
     return float(subprocess.Popen(["sleep", "600"]).pid)
-
 def silent(**row): return 1.0
-
 def hot(base_url, api_key, model, messages):
     say(base_url, api_key, model, messages, temperature=0.123)
     return 1.0
-
 def needs(colour): ...
-
 def seeded(base_url, api_key, model, messages, seed):
     say(base_url, api_key, model, messages)
     return seed

@@ -45,7 +45,6 @@ async def wait(seconds: float) -> str:
     "Wait."
     await asyncio.sleep(seconds)
     return "waited"
-
 def hang() -> str:
     "Keep the server busy, so that it hears nothing."
     time.sleep(1000)
@@ -56,14 +55,12 @@ def counted() -> int:
     global count
     count += 1
     return count
-
 def die_once(mark: str) -> str:
     "End the server if there is no such file yet."
     if Path(mark).exists():
         return "survived"
     Path(mark).touch()
     os._exit(1)
-
 def die() -> str:
     "End the server."
     os._exit(1)

@@ -31,8 +31,8 @@ def chatml(write: Write, *, header: str, end: str, call_end: str | None = None) 
     return render
 
 
-def own_pythonic(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
+def pythonic(name: str, arguments: Mapping[str, Any], written: Callable[[Any], str] = repr) -> str:
+    return f"[{name}({', '.join(f'{key}={written(value)}' for key, value in arguments.items())})]"
 
 
 def xml(name: str, arguments: Mapping[str, Any]) -> str:
@@ -53,7 +53,7 @@ def llama(name: str, arguments: Mapping[str, Any]) -> str:
 
 def gemma(name: str, arguments: Mapping[str, Any]) -> str:
     """As templates for Gemma: a list of calls with values as JSON."""
-    return f"[{name}({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})]"
+    return pythonic(name, arguments, json.dumps)
 
 
 CHATML = {"header": "<|im_start|>ROLE\n", "end": "<|im_end|>\n"}
@@ -71,7 +71,7 @@ LLAMA = {"header": "<|start_header_id|>ROLE<|end_header_id|>\n\n", "end": "<|eot
         (chatml(lambda *call: "<|python_tag|>" + llama(*call), **LLAMA, call_end="<|eom_id|>\n"), "llama_json"),
         (chatml(llama, header="[ROLE] ", end="</s>"), "llama_json"),
         (chatml(gemma, header="<start_of_turn>ROLE\n", end="<end_of_turn>\n"), "pythonic"),
-        (chatml(own_pythonic, **CHATML), "pythonic"),
+        (chatml(pythonic, **CHATML), "pythonic"),
     ],
 )  # fmt: skip
 def test_the_form_of_a_template_is_recognised(render: Any, parser: str) -> None:
