@@ -208,6 +208,7 @@ def test_which_ways_are_tried_where(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BURNISH_WITHOUT", raising=False)
     cuda = torch.device("cuda")
     assert ways_on(CPU, torch.bfloat16) == ("merged",)
+    assert ways_on(torch.device("mps"), torch.bfloat16) == ("copied",)
     assert ways_on(cuda, torch.bfloat16) == ("varlen", "flex", "copied")
     assert ways_on(cuda, torch.float32) == ("flex", "copied")
     monkeypatch.setenv("BURNISH_WITHOUT", "varlen_attention")

@@ -14,7 +14,7 @@ from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.config.schema_data import ModelConfig
 from burnish.forward import logprobs
 from burnish.forward.attention import WAYS, packing_way, set_packed_attention, ways_on
-from burnish.forward.batch import Batch
+from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.gathering import deterministic, gather_rows
 from burnish.forward.logprobs import chunked_token_scores, head_logits
 from burnish.forward.scoring import ResponsePositions, ResponseScorer
@@ -26,12 +26,18 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, count_denominators
 from burnish.models.value_head import ValueHead, ValueScorer
+from burnish.observability.metrics import MetricStore
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.prefill import Prefiller
 from burnish.rollouts.local.rows import RowsInProgress
 from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_steps import BLOCK, KEY
-from burnish.trainers.rl.objective import ClippedValueObjective, LikelihoodObjective, PolicyObjective
+from burnish.trainers.rl.objective import (
+    ActorCriticObjective,
+    ClippedValueObjective,
+    LikelihoodObjective,
+    PolicyObjective,
+)
 
 META = torch.device("meta")
 NOT_DETERMINISTIC = (
@@ -90,24 +96,21 @@ def on_pretended_gpu(load: Callable[..., object], family: str, way: str, dtype: 
     return scorer
 
 
-def policy_objective(name: str) -> Objective:
+def policy_objective(name: str, by: str | None = None) -> PolicyObjective:
+    """With a KL and an entropy term; `by`: mean over such units, each of which is corrected for the sampler's drift."""
     row = POLICY_LOSSES[name]
+    correction = partial(correction_weights, level=by, mode="truncate", low=0.5, high=2.0) if by else None
     return PolicyObjective(
         row.function,
         dict.fromkeys(row.required_options, 0.2),
-        "token_mean",
+        f"{by}_mean_token_mean" if by else "token_mean",
         9,
         kl_coef=0.1,
+        kl_times_ratio=by is not None,
         entropy_coef=0.01,
+        correction=correction,
         takes=row.more_inputs,
     )
-
-
-def turn_objective() -> Objective:
-    """Everything that goes by turns."""
-    correction = partial(correction_weights, level="turn", mode="truncate", low=0.5, high=2.0)
-    loss = POLICY_LOSSES["turn_gspo"].function
-    return PolicyObjective(loss, {}, "turn_mean_token_mean", 9, correction=correction, takes=("turn_index_BT",))
 
 
 def micro_batch(scorer: ResponseScorer, batch: Batch, objective: Objective) -> torch.Tensor:
@@ -129,7 +132,7 @@ def value_micro_batch(scorer: ResponseScorer, batch: Batch) -> None:
 PASSES: dict[str, Callable[[ResponseScorer, Batch], object]] = {
     "supervised": lambda scorer, batch: micro_batch(scorer, batch, LikelihoodObjective()),
     "policy": lambda scorer, batch: micro_batch(scorer, batch, policy_objective("ppo_clip")),
-    "turns": lambda scorer, batch: micro_batch(scorer, batch, turn_objective()),
+    "turns": lambda scorer, batch: micro_batch(scorer, batch, policy_objective("turn_gspo", "turn")),
     "values alone": lambda scorer, batch: value_micro_batch(scorer, batch),
 }
 """What is done with one micro-batch. Whatever else goes over micro-batches belongs in here."""
@@ -167,15 +170,24 @@ def test_a_policy_accumulates_without_waiting(load, batch, gpu) -> None:
     assert "torch_attn::_varlen_attn_backward" in gpu.seen
 
 
-@pytest.mark.slow_cases("gmpo", "tis", "topr", "gspo", "reinforce", "cispo", "sapo", "dppo", "clip_cov", "kimi")
-@pytest.mark.parametrize("name", list(POLICY_LOSSES))
-def test_objectives_wait_for_nothing(load, batch, gpu, name) -> None:
-    scorer = on_pretended_gpu(load, "llama", "varlen", torch.bfloat16)
+@pytest.mark.parametrize("by", ["sequence", "turn"])
+@pytest.mark.parametrize("name", [*POLICY_LOSSES, "supervised"])
+def test_objectives_and_their_metrics_wait_for_nothing(batch, gpu, name, by) -> None:
     whole = shared_prompts(batch)
-    if POLICY_LOSSES[name].selection:
-        whole = whole.replace(selection=whole.loss_mask)
+    whole = whole.replace(selection=whole.loss_mask, values=whole.old_logprobs, returns=whole.advantages).to(META)
+    value_loss = ClippedValueObjective(0.2, "token_mean", 9)
     with gpu:
-        micro_batch(scorer, whole.to(META), policy_objective(name))
+        fresh = (whole.old_logprobs + 0.1).requires_grad_()
+        scores = TokenScores(fresh, entropy_BT=(-fresh * 2).detach(), values_BT=fresh * 0.5)
+        if name == "supervised":
+            objective = LikelihoodObjective()
+        else:
+            objective = ActorCriticObjective(policy_objective(name, by), value_loss, coef=0.5)
+        value = objective(scores, whole, Denominators(30, 7, 9))
+        value.loss.backward()
+        store = MetricStore.of([value.metrics])
+        with pytest.raises((gpu.Waited, RuntimeError)):
+            store.row()
 
 
 @pytest.mark.parametrize("entropy", [False, True])
@@ -276,8 +288,8 @@ def test_whoever_waits_is_found(gpu, wait) -> None:
 
 
 def test_determinism_is_asked_for_only_where_it_is_not_the_rule() -> None:
-    for device, asked in ((torch.device("cpu"), False), (META, True)):
-        with deterministic(device):
+    for device, asked in (("cpu", False), ("mps", False), ("meta", True)):
+        with deterministic(torch.device(device)):
             assert torch.are_deterministic_algorithms_enabled() is asked
         assert not torch.are_deterministic_algorithms_enabled()
 
@@ -402,13 +414,6 @@ def test_whoever_needs_float64_is_found(without_float64) -> None:
     with pytest.raises(TypeError, match="float64"):
         values.sum(dtype=torch.float64)
     assert countable(values).double().sum() == 3
-
-
-def test_what_apples_gpus_lack_is_not_asked_for() -> None:
-    mps = torch.device("mps")
-    assert ways_on(mps, torch.bfloat16) == ("copied",)
-    with deterministic(mps):
-        assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device (docs/gpu.md)")
