@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from gradients import gradient_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish.config.schema_data import LoraConfig, ModelConfig
@@ -32,85 +33,69 @@ class LikelihoodObjective:
         self.denominators.append(denominators)
         gain = torch.where(batch.loss_mask, scores.logprobs_BT + 0.1 * scores.entropy_BT, 0.0)
         loss = -self.factor * gain.sum() / denominators.num_tokens
-        tokens = int(batch.loss_mask.sum())
-        return ObjectiveValue(loss, {"trained": Metric(Reduction.SUM, tokens)})
+        counts = {"trained": int(batch.loss_mask.sum()), "passes": 1}
+        return ObjectiveValue(loss, {name: Metric(Reduction.SUM, count) for name, count in counts.items()})
 
 
 def _policy(loaded, budget=10_000, **fields):
     return LocalPolicy(loaded, SETTINGS, temperature=0.7, tokens_per_microbatch=budget, **fields)
 
 
-def _gradients(policy, batch, monkeypatch):
-    """The gradient of an update, caught before the step."""
-    caught = {}
-
-    def keep(step, grad_norm):
-        caught.update({name: p.grad.clone() for name, p in policy.trainable_parameters() if p.grad is not None})
-        return 0.0
-
-    monkeypatch.setattr(policy._optimizers[0].weights, "step", keep)
-    objective = LikelihoodObjective()
-    policy.update(batch, objective)
-    return caught, len(objective.denominators)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
-def test_gradient_of_one_two_or_seven_microbatches(load, batch, family, monkeypatch):
-    whole, one = _gradients(_policy(load(family)), batch, monkeypatch)
-    halves, two = _gradients(_policy(load(family), budget=40), batch, monkeypatch)
-    single, seven = _gradients(_policy(load(family), budget=1), batch, monkeypatch)
-    assert one == 1
-    assert two in (2, 3)
-    assert seven == 7
-    for name, gradient in whole.items():
-        torch.testing.assert_close(halves[name], gradient, atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(single[name], gradient, atol=1e-6, rtol=1e-5)
+def test_gradient_of_one_two_or_seven_microbatches(load, batch, family):
+    whole, halves, single = (
+        gradient_of(_policy(load(family), budget=budget), batch, LikelihoodObjective()) for budget in (10_000, 40, 1)
+    )
+    assert whole[1]["passes"] == 1
+    assert halves[1]["passes"] in (2, 3)
+    assert single[1]["passes"] == 7
+    for cut in (halves, single):
+        torch.testing.assert_close(cut[0], whole[0], atol=1e-6, rtol=1e-5)
 
 
 def test_gradient_equals_that_of_full_logits(load, batch, monkeypatch):
-    found, _ = _gradients(_policy(load()), batch, monkeypatch)
+    found, _ = gradient_of(_policy(load()), batch, LikelihoodObjective())
     monkeypatch.setattr("burnish.forward.scoring.find_head_transform", lambda model: None)
     policy = _policy(load())
     assert not policy._scorer.is_chunked
-    expected, _ = _gradients(policy, batch, monkeypatch)
+    _assert_near(found, gradient_of(policy, batch, LikelihoodObjective())[0])
+
+
+def _assert_near(found, expected):
     for name, gradient in expected.items():
         assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm()
 
 
 def test_the_plain_path_leaves_every_gradient_to_pytorch(load, batch, monkeypatch):
-    found, _ = _gradients(_policy(load()), batch, monkeypatch)
+    found, _ = gradient_of(_policy(load()), batch, LikelihoodObjective())
     for name in ("chunked_token_scores", "embedding_gradient_in_place"):
         monkeypatch.delattr(f"burnish.forward.scoring.{name}")
-    expected, _ = _gradients(_policy(load(plain=True)), batch, monkeypatch)
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm()
+    _assert_near(found, gradient_of(_policy(load(plain=True)), batch, LikelihoodObjective())[0])
     with pytest.raises(NameError):
-        _gradients(_policy(load()), batch, monkeypatch)
+        gradient_of(_policy(load()), batch, LikelihoodObjective())
 
 
 @pytest.mark.slow
-def test_bfloat16_gradients_are_summed_in_float32(load, batch, monkeypatch):
+def test_bfloat16_gradients_are_summed_in_float32(load, batch):
     """Those of seven micro-batches are the sum of seven that were taken one by one."""
-    together, seven = _gradients(_policy(load(dtype="bfloat16"), budget=1), batch, monkeypatch)
-    assert seven == 7
-    sums = {name: torch.zeros_like(gradient) for name, gradient in together.items()}
-    policy = _policy(load(dtype="bfloat16"))
+    together, metrics = gradient_of(_policy(load(dtype="bfloat16"), budget=1), batch, LikelihoodObjective())
+    assert metrics["passes"] == 7
+    policy, sums = _policy(load(dtype="bfloat16")), dict.fromkeys(together, 0.0)
     for row in range(7):
-        policy._drop()
         policy.accumulate(batch.select([row]), LikelihoodObjective(), count_denominators(batch))
-        for name, parameter in policy.trainable_parameters():
-            sums[name] += parameter.grad.float()
+        for (name, _), gradient in zip(policy.trainable_parameters(), policy.take_gradient()[0], strict=True):
+            sums[name] = sums[name] + gradient.float()
     for name, gradient in together.items():
         assert gradient.dtype is torch.float32
         torch.testing.assert_close(gradient, sums[name], atol=1e-7, rtol=1e-5)
 
 
-def test_gradient_checkpointing_changes_no_gradient(load, batch, monkeypatch):
-    plain, _ = _gradients(_policy(load()), batch, monkeypatch)
-    checkpointed, _ = _gradients(_policy(load(gradient_checkpointing=True)), batch, monkeypatch)
-    for name, gradient in plain.items():
-        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-7, rtol=1e-5)
+def test_gradient_checkpointing_changes_no_gradient(load, batch):
+    plain, checkpointed = (
+        gradient_of(_policy(load(gradient_checkpointing=on)), batch, LikelihoodObjective())[0] for on in (False, True)
+    )
+    torch.testing.assert_close(checkpointed, plain, atol=1e-7, rtol=1e-5)
 
 
 def test_microbatches_keep_their_logits_in_the_same_memory(load, batch, monkeypatch):
@@ -165,13 +150,12 @@ def test_denominators_are_of_the_whole_batch(load, batch):
     assert count_denominators(masked).num_sequences == 6
 
 
-def test_rows_without_a_trained_token_cost_nothing_and_change_nothing(load, batch, monkeypatch):
+def test_rows_without_a_trained_token_cost_nothing_and_change_nothing(load, batch):
     masked = dataclasses.replace(batch, loss_mask=batch.loss_mask & (torch.arange(7) < 4)[:, None])
-    found, calls = _gradients(_policy(load(), budget=1), masked, monkeypatch)
-    expected, _ = _gradients(_policy(load()), batch.select([0, 1, 2, 3]), monkeypatch)
-    assert calls == 4
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
+    found, metrics = gradient_of(_policy(load(), budget=1), masked, LikelihoodObjective())
+    expected, _ = gradient_of(_policy(load()), batch.select([0, 1, 2, 3]), LikelihoodObjective())
+    assert metrics["passes"] == 4
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_nothing_to_train_on_moves_no_weight(load, batch):
@@ -190,7 +174,7 @@ def test_divergence_stops_before_the_step(load, batch, factor):
     with pytest.raises(DivergenceError, match="step 0"):
         policy.update(batch, LikelihoodObjective(factor))
     assert policy.version == 0
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+    assert all(map(torch.equal, before, policy.model.parameters()))
     assert all(p.grad is None for p in policy.model.parameters())
     assert policy.update(batch, LikelihoodObjective())
 
@@ -235,7 +219,7 @@ def test_saved_folder_is_an_ordinary_model(load, batch, tmp_path, family, lora):
     policy.update(batch, LikelihoodObjective())
     live = [p.clone() for p in policy.model.parameters()]
     policy.save_weights(tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(live, policy.model.parameters(), strict=True))
+    assert all(map(torch.equal, live, policy.model.parameters()))
     assert not list(tmp_path.glob("*.bin"))
     model, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]

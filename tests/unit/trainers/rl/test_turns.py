@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradients import gradient_of
 from torch import Tensor
 
 from burnish.algorithms.advantages import resolve_estimator
@@ -20,10 +21,9 @@ from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.config.schema import AlgorithmConfig
 from burnish.forward.attention import packs_rows
 from burnish.forward.batch import Batch
-from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, count_denominators
-from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.batching import build_batch, build_rewards, turn_states, with_states
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.objective import PolicyObjective
@@ -264,20 +264,6 @@ def objective(loss: str, aggregation: str) -> PolicyObjective:
     return PolicyObjective(row.function, {}, aggregation, 8, takes=row.more_inputs)
 
 
-def gradient_of(policy: LocalPolicy, batch: Batch, of: PolicyObjective, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Gradients of an update, caught before the step, and its metrics."""
-    caught: dict[str, Tensor] = {}
-
-    def keep(self: WeightOptimizer, step: int, grad_norm: Tensor) -> float:
-        caught.update({name: p.grad.clone() for name, p in self._parameters.items() if p.grad is not None})
-        return 0.0
-
-    monkeypatch.setattr(WeightOptimizer, "step", keep)
-    store = MetricStore()
-    store.merge(policy.update(batch, of).metrics)
-    return caught, store.row()
-
-
 def by_hand(
     model: torch.nn.Module, rollouts: Sequence[Rollout], advantages: Tensor, weights: Tensor
 ) -> dict[str, Tensor]:
@@ -324,15 +310,13 @@ def test_the_gradient_is_that_of_the_sampled_tokens_alone(
         monkeypatch.setattr("burnish.forward.packing.PAYS", math.inf)
         assert packs_rows(loaded.model) is packed
         policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10), tokens_per_microbatch=budget)
-        found, _ = gradient_of(policy, batch, objective(loss, aggregation), monkeypatch)
+        found, _ = gradient_of(policy, batch, objective(loss, aggregation))
         assert found.keys() <= expected.keys()
         for name, gradient in found.items():
             torch.testing.assert_close(gradient, expected[name], atol=2e-6, rtol=1e-4)
 
 
-def test_log_probabilities_of_what_a_tool_said_change_nothing(
-    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probabilities_of_what_a_tool_said_change_nothing(load: Callable[..., Any]) -> None:
     """Not the gradient, and none of the metrics: with 0 there, as rollouts have it, or with anything else."""
     batch = batch_of(four_conversations())
     of = dataclasses.replace(
@@ -348,7 +332,7 @@ def test_log_probabilities_of_what_a_tool_said_change_nothing(
         names = ("old_logprobs", "ref_logprobs", "rollout_logprobs", "advantages")
         spoilt = batch.replace(**dict.fromkeys(names, filled))
         policy = LocalPolicy(load("llama", kernels="off"), OptimizerSettings(1e-2, 10), tokens_per_microbatch=12)
-        found.append(gradient_of(policy, spoilt, of, monkeypatch))
+        found.append(gradient_of(policy, spoilt, of))
     (first, row), *others = found
     assert row["rollout/logprob_diff_mean"] == 0.0
     for gradient, metrics in others:
