@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,29 +16,16 @@ TOKENS = torch.tensor([[3, 5, 3, 0], [7, 3, 0, 0]])
 
 def new() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        vocab_size=11,
-        pad_token_id=0,
-        tie_word_embeddings=False,
-    )
-    return LlamaForCausalLM(config)
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=11, pad_token_id=0, tie_word_embeddings=False))
 
 
 def gradient(model: LlamaForCausalLM, in_place: bool, passes: int = 1) -> Tensor:
     for _ in range(passes):
-        if in_place:
-            with embedding_gradient_in_place(model):
-                logits = model(TOKENS).logits
-        else:
+        with embedding_gradient_in_place(model) if in_place else nullcontext():
             logits = model(TOKENS).logits
         logits.square().sum().backward()
-    grad = model.get_input_embeddings().weight.grad
-    assert isinstance(grad, Tensor)
-    return grad
+    return model.get_input_embeddings().weight.grad
 
 
 @pytest.mark.parametrize("passes", [1, 3])

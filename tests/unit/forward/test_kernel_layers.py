@@ -39,16 +39,6 @@ def calls_of(model, batch, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return called
 
 
-@pytest.mark.slow
-@pytest.mark.compiler
-def test_models_of_llamas_build_take_them_and_others_do_not(load) -> None:
-    assert uses_layer_kernels(load("llama").model)
-    assert uses_layer_kernels(load("qwen2", dtype="bfloat16").model)
-    assert not uses_layer_kernels(load("gpt2").model)
-    assert not uses_layer_kernels(load("llama", plain=True).model)
-    assert not uses_layer_kernels(load("llama", kernels="off").model)
-
-
 @pytest.mark.compiler
 def test_a_layer_calls_each_of_them_both_ways(load, batch, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load("llama").model
@@ -61,9 +51,7 @@ def test_a_layer_calls_each_of_them_both_ways(load, batch, monkeypatch: pytest.M
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
-def test_what_linear_layers_read_is_not_kept_for_the_backward_pass(
-    lora, load, batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_linear_layers_read_is_not_kept_for_the_backward_pass(lora, load, batch, monkeypatch) -> None:
     """Adapters read it, too."""
     model = load("llama").model
     if lora:
@@ -119,6 +107,7 @@ def test_a_copy_has_layers_of_its_own(load, batch, monkeypatch: pytest.MonkeyPat
 
 def test_rows_that_are_not_packed_and_generation_are_the_models_own(load) -> None:
     ours, own = load("llama").model, load("llama", plain=True).model
+    assert not uses_layer_kernels(own)
     tokens = torch.tensor([[5, 6, 7, 8]])
     torch.testing.assert_close(ours(tokens).logits, own(tokens).logits, atol=1e-6, rtol=1e-6)
     arguments = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
@@ -156,14 +145,10 @@ def test_without_a_compiler_the_user_is_told(load) -> None:
 
 
 @pytest.mark.compiler
-def test_kernels_that_are_required_must_fit_the_model(load) -> None:
+def test_kernels_that_are_required_must_fit_the_model(load, model_folder) -> None:
     assert uses_layer_kernels(load("llama", kernels="required").model)
     with pytest.raises(ModelError, match=r"model\.kernels is `required`, but no C kernel supports this run \(gpt2, "):
         load("gpt2", kernels="required")
-
-
-@pytest.mark.compiler
-def test_runs_that_could_not_use_them_refuse_to_require_them(load, model_folder) -> None:
     config = ModelConfig(path=str(model_folder("llama")), device="cpu", kernels="required")
     for how in ({"plain": True}, {"head": "score"}):
         with pytest.raises(ModelError, match=r"no C kernel supports this run \(llama, "):
@@ -190,9 +175,7 @@ def test_a_model_that_is_built_otherwise_keeps_its_own_layers(load) -> None:
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("what", ["gradient", "long rows"])
-def test_the_trial_sees_gradients_and_rows_longer_than_a_block(
-    load, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trial_sees_gradients_and_rows_longer_than_a_block(load, what, monkeypatch) -> None:
     model = load("llama", plain=True).model
     assert use_packed_rows(model)
     if what == "gradient":

@@ -40,17 +40,22 @@ def _loss(scores, weights):
     return loss if entropy is None else loss + (entropy * weights.flip(0)).sum()
 
 
+def _assert_near(found, expected):
+    """Log-probabilities, and entropies where they were asked for."""
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or (one - other).abs().max() <= 1e-5
+
+
 def test_plain_by_hand():
-    logits = torch.tensor([[0.0, math.log(3.0)]])
-    logprobs, entropy = plain_token_scores(logits, torch.tensor([1]), entropy=True)
+    """Probabilities 1/4 and 3/4 at temperature 2, and a token that the head rules out."""
+    logits = torch.tensor([[0.0, -math.inf, 2 * math.log(3.0)]], requires_grad=True)
+    logprobs, entropy = plain_token_scores(logits, torch.tensor([2]), temperature=2.0, entropy=True)
     assert logprobs.item() == pytest.approx(math.log(0.75))
     assert entropy.item() == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
-
-
-def test_temperature_divides_the_logits():
-    logits = torch.tensor([[0.0, 2 * math.log(3.0)]])
-    logprobs, _ = plain_token_scores(logits, torch.tensor([1]), temperature=2.0)
-    assert logprobs.item() == pytest.approx(math.log(0.75))
+    (gradient,) = torch.autograd.grad(logprobs.sum() + entropy.sum(), logits)
+    assert gradient.isfinite().all()
+    assert gradient[0, 1].item() == 0.0
 
 
 @BOTH_WAYS
@@ -58,7 +63,7 @@ def test_temperature_divides_the_logits():
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("entropy", [False, True])
 def test_chunked_equals_plain_in_value_and_gradient(transform, with_bias, entropy, kept, monkeypatch):
-    """Two rows at a time where logits are kept."""
+    """Two rows at a time where logits are kept; a second backward pass through the same graph computes them again."""
     monkeypatch.setattr("burnish.forward.logprobs.BLOCK_ELEMENTS", 2 * 33)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     hidden, weight, bias, targets = _inputs()
@@ -66,67 +71,39 @@ def test_chunked_equals_plain_in_value_and_gradient(transform, with_bias, entrop
     leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
     weights = torch.linspace(-1, 2, len(targets))
     plain = plain_token_scores(transform(linear(hidden, weight, bias)), targets, temperature=0.7, entropy=entropy)
-    chunked = chunked_token_scores(
-        hidden,
-        weight,
-        bias,
-        targets,
-        temperature=0.7,
-        transform=transform,
-        entropy=entropy,
-        chunk_elements=70,
-        kept_elements=kept,
-    )
-    torch.testing.assert_close(chunked[0], plain[0], atol=1e-5, rtol=0)
-    if entropy:
-        torch.testing.assert_close(chunked[1], plain[1], atol=1e-5, rtol=0)
-    expected = torch.autograd.grad(_loss(plain, weights), leaves)
-    found = torch.autograd.grad(_loss(chunked, weights), leaves)
-    for one, other in zip(found, expected, strict=True):
-        assert (one - other).norm() <= 1e-5 * other.norm()
+    options = {"temperature": 0.7, "transform": transform, "entropy": entropy, "chunk_elements": 70}
+    chunked = chunked_token_scores(hidden, weight, bias, targets, **options, kept_elements=kept)
+    _assert_near(chunked, plain)
+    expected, loss = torch.autograd.grad(_loss(plain, weights), leaves), _loss(chunked, weights)
+    for _ in range(2):
+        for one, other in zip(torch.autograd.grad(loss, leaves, retain_graph=True), expected, strict=True):
+            assert (one - other).norm() <= 1e-5 * other.norm()
 
 
 @BOTH_WAYS
 def test_gradients_against_finite_differences_in_float64(kept):
     hidden, weight, bias, targets = _inputs(3, 4, 11, dtype=torch.float64)
 
+    options = {"temperature": 0.9, "transform": TRANSFORMS[2], "entropy": True, "chunk_elements": 12}
+
     def scores(*leaves):
-        return chunked_token_scores(
-            *leaves,
-            targets,
-            temperature=0.9,
-            transform=TRANSFORMS[2],
-            entropy=True,
-            chunk_elements=12,
-            kept_elements=kept,
-        )
+        return chunked_token_scores(*leaves, targets, **options, kept_elements=kept)
 
     assert torch.autograd.gradcheck(scores, (hidden, weight, bias))
 
 
 @settings(max_examples=25, deadline=None)
-@given(chunk_elements=st.integers(1, 400), num_tokens=st.integers(1, 9), seed=st.integers(0, 99))
-def test_the_size_of_the_chunks_changes_nothing(chunk_elements, num_tokens, seed):
-    hidden, weight, _, targets = _inputs(num_tokens, seed=seed)
-    whole = chunked_token_scores(hidden, weight, None, targets, entropy=True)
-    cut = chunked_token_scores(
-        hidden, weight, None, targets, entropy=True, chunk_elements=chunk_elements, kept_elements=-1
-    )
-    torch.testing.assert_close(cut[0], whole[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(cut[1], whole[1], atol=1e-5, rtol=0)
-
-
-def test_many_tokens_are_cut_too(monkeypatch):
-    hidden, weight, bias, targets = _inputs()
-    whole = chunked_token_scores(hidden, weight, bias, targets, entropy=True)
-    monkeypatch.setattr("burnish.forward.logprobs.TOKENS_PER_CHUNK", 3)
-    cut = chunked_token_scores(hidden, weight, bias, targets, entropy=True, chunk_elements=30, kept_elements=-1)
-    weights = torch.linspace(-1, 2, len(targets))
-    for one, other in zip(
-        torch.autograd.grad(_loss(cut, weights), (hidden, weight, bias)),
-        torch.autograd.grad(_loss(whole, weights), (hidden, weight, bias)),
-        strict=True,
-    ):
+@given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 9), st.integers(0, 99))
+def test_the_size_of_the_chunks_changes_nothing(chunk_elements, tokens_per_chunk, num_tokens, seed):
+    hidden, weight, bias, targets = _inputs(num_tokens, seed=seed)
+    factors, results = torch.linspace(-1, 2, num_tokens), []
+    for options in ({}, {"chunk_elements": chunk_elements, "kept_elements": -1}):
+        with pytest.MonkeyPatch.context() as patch:
+            if options:
+                patch.setattr("burnish.forward.logprobs.TOKENS_PER_CHUNK", tokens_per_chunk)
+            scores = chunked_token_scores(hidden, weight, bias, targets, entropy=True, **options)
+            results.append([*scores, *torch.autograd.grad(_loss(scores, factors), (hidden, weight, bias))])
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
@@ -168,27 +145,6 @@ def test_bfloat16_reduces_in_float32(kept):
     expected_grad = torch.autograd.grad(expected.sum(), weight)[0]
     assert weight.grad.dtype is torch.bfloat16
     torch.testing.assert_close(weight.grad.float(), expected_grad.float(), atol=0.03, rtol=0.03)
-
-
-@pytest.mark.parametrize("entropy", [False, True])
-def test_kept_and_recomputed_logits_give_the_same(entropy):
-    """All, all but one, or none; a second backward pass through the same graph has to compute them again."""
-    found = []
-    for kept in (8 * 50, 8 * 50 - 1, 49):
-        hidden, weight, bias, targets = _inputs(8, 4, 50)
-        scores = chunked_token_scores(
-            hidden, weight, bias, targets, entropy=entropy, chunk_elements=70, kept_elements=kept
-        )
-        loss = (scores[0] * torch.linspace(-1, 1, 8)).sum()
-        loss = loss if scores[1] is None else loss + scores[1].sum()
-        once = torch.autograd.grad(loss, [hidden, weight, bias], retain_graph=True)
-        twice = torch.autograd.grad(loss, [hidden, weight, bias])
-        for first, second in zip(once, twice, strict=True):
-            torch.testing.assert_close(first, second)
-        found.append(once)
-    for kept_gradient, kept_but_one, computed in zip(*found, strict=True):
-        torch.testing.assert_close(kept_gradient, computed)
-        torch.testing.assert_close(kept_but_one, computed)
 
 
 @pytest.mark.parametrize(("kept", "rows"), [(8 * 50, 8), (8 * 50 - 1, 7), (3 * 50, 3), (49, 0), (-1, 0)])
@@ -275,16 +231,6 @@ def test_tokens_that_the_head_rules_out_have_no_part_in_entropy_and_gradient(rul
     assert not bias_gradient[~allowed].any()
 
 
-def test_the_definition_takes_ruled_out_tokens_as_impossible():
-    logits = torch.tensor([[0.0, -math.inf, math.log(3.0)]], requires_grad=True)
-    logprobs, entropy = plain_token_scores(logits, torch.tensor([2]), entropy=True)
-    assert logprobs.item() == pytest.approx(math.log(0.75))
-    assert entropy.item() == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
-    (gradient,) = torch.autograd.grad(logprobs.sum() + entropy.sum(), logits)
-    assert gradient.isfinite().all()
-    assert gradient[0, 1].item() == 0.0
-
-
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_buffers_product_is_pytorchs(dtype, with_bias):
@@ -338,10 +284,7 @@ def test_likeliest_tokens_in_chunks_are_the_argmax_of_the_full_logits() -> None:
     expected = (hidden @ weight.T + bias).argmax(-1)
     for chunk_elements in (1, 120, 1 << 20):
         assert torch.equal(likeliest_tokens(hidden, weight, bias, chunk_elements=chunk_elements), expected)
-
-
-def test_no_position_gives_no_token() -> None:
-    assert likeliest_tokens(torch.zeros(0, 4), torch.zeros(5, 4), None).shape == (0,)
+    assert likeliest_tokens(hidden[:0], weight, None).shape == (0,)
 
 
 def _with_float32_sums(monkeypatch) -> None:

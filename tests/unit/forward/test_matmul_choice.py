@@ -14,11 +14,15 @@ from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.machine.matmul_precision import usual_float32
 
+MEDIUM_IS_ACCURATE = matmul_choice.medium_is_accurate
+
 
 @pytest.fixture(autouse=True)
 def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else is turned off."""
+    """Without a GPU, with accurate products, whatever else is turned off."""
     monkeypatch.delenv("BURNISH_WITHOUT", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(matmul_choice, "medium_is_accurate", lambda: True)
 
 
 def build(hidden: int) -> LlamaForCausalLM:
@@ -34,19 +38,14 @@ def precision_inside(model: LlamaForCausalLM, **fields: bool) -> str:
     return inside
 
 
-def test_taken_only_where_it_is_as_accurate(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = {"highest": 3e-7, "medium": 5e-7}
-    monkeypatch.setattr(matmul_choice, "rms_error", errors.__getitem__)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    model = build(512)
-    assert precision_inside(model) == "medium"
-    errors["medium"] = 2e-3  # bfloat16
-    assert precision_inside(model) == "highest"
+@pytest.mark.parametrize(("error", "precision"), [(5e-7, "medium"), (2e-3, "highest")], ids=["as accurate", "bfloat16"])
+def test_taken_only_where_it_is_as_accurate(error: float, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_choice, "medium_is_accurate", MEDIUM_IS_ACCURATE)
+    monkeypatch.setattr(matmul_choice, "rms_error", {"highest": 3e-7, "medium": error}.__getitem__)
+    assert precision_inside(build(512)) == precision
 
 
-def test_narrow_models_take_it_where_their_rows_are_packed_and_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_choice, "medium_is_accurate", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_narrow_models_take_it_where_their_rows_are_packed_and_rounded() -> None:
     model = build(128)
     assert precision_inside(model) == "highest"  # padded rows have ever new shapes
     assert set_packed_attention(model, "merged")
@@ -61,8 +60,6 @@ def test_narrow_models_take_it_where_their_rows_are_packed_and_rounded(monkeypat
 
 
 def test_not_for_small_or_plain_or_bf16_models_or_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_choice, "medium_is_accurate", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert precision_inside(build(512)) == "medium"
     assert precision_inside(build(256)) == "highest"
     assert precision_inside(build(512), plain=True) == "highest"
@@ -71,9 +68,7 @@ def test_not_for_small_or_plain_or_bf16_models_or_beside_a_gpu(monkeypatch: pyte
     assert precision_inside(build(512)) == "highest"
 
 
-def test_given_back_when_the_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_choice, "medium_is_accurate", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_given_back_when_the_run_fails() -> None:
     with pytest.raises(RuntimeError, match="stopped"), fast_float32(build(512)):
         raise RuntimeError("stopped")
     assert torch.get_float32_matmul_precision() == "highest"
@@ -95,9 +90,7 @@ def test_attention_keeps_the_usual_product(precision: str) -> None:
 
 
 @pytest.mark.parametrize(("medium", "expected"), [(1.0, "medium"), (1.13, "highest")])
-def test_taken_only_where_it_is_faster(medium: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_choice, "medium_is_accurate", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_taken_only_where_it_is_faster(medium: float, expected: str) -> None:
     outcome = RaceResult(expected, {"medium": medium, "highest": 1.0 if medium > 1 else 2.0})
     paths = FastPaths(cache=VerdictCache(None), timed=True, run_race=lambda _: outcome)
     with fast_float32(build(512), paths=paths):
@@ -108,8 +101,6 @@ def test_taken_only_where_it_is_faster(medium: float, expected: str, monkeypatch
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_choice, "medium_is_accurate", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("BURNISH_WITHOUT", "medium_float32")
     assert precision_inside(build(512)) == "highest"
 
@@ -121,8 +112,7 @@ def test_the_pass_that_is_timed_gives_the_precision_back(precision: str) -> None
 
 
 def test_a_measurement_that_fails_is_a_no_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_choice, "rms_error", Mock(side_effect=RuntimeError("no such instruction")))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(matmul_choice, "medium_is_accurate", Mock(side_effect=RuntimeError("no such instruction")))
     paths = FastPaths(timed=False)
     with fast_float32(build(512), paths=paths) as is_fast:
         assert not is_fast
