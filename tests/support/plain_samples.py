@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +14,10 @@ from burnish.config.domains import domain_settings
 from burnish.config.schema import RlConfig
 from burnish.data.feeds import EncodedPrompt
 from burnish.forward.batch import Batch
+from burnish.rollouts.engine import Sampling
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.domains import Domains, build_domains
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup, RolloutRequest
 
 
 def ones_batch(loss_mask: Tensor, **fields: Tensor | None) -> Batch:
@@ -41,10 +42,64 @@ def plain_rollout(
     return dataclasses.replace(plain, **{"reward": reward, "status": status, **fields})
 
 
-def group_of(*rollouts: Rollout, greedy: Rollout | None = None) -> RolloutGroup:
+def group_of(*rollouts: Rollout, greedy: Rollout | None = None, domain: str = "default") -> RolloutGroup:
     """The rollouts as a group."""
-    group_id = rollouts[0].group_id
-    return RolloutGroup(Prompt(f"p{group_id}", text="x"), group_id, rollouts, greedy)
+    group_id = next(rollout.group_id for rollout in (*rollouts, greedy) if rollout)
+    return RolloutGroup(Prompt(f"p{group_id}", text="x", domain=domain), group_id, rollouts, greedy)
+
+
+class Engine:
+    """Answers with as many tokens as the sample index says, from 1 to 10; `calls` has the limit and requests of each
+    call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, Sequence[RolloutRequest]]] = []
+
+    def generate(
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, on_finished: Any = None, **given: Any
+    ) -> list[Rollout]:
+        self.calls.append((sampling.max_response_tokens, requests))
+        rollouts = [answer(request, index) for request in requests for index in request.sample_indices]
+        if on_finished is not None:
+            on_finished([])
+            for rollout in reversed(rollouts):
+                on_finished([rollout])
+        return rollouts
+
+    def sync(self, policy: object) -> None: ...
+
+    def take_metrics(self) -> dict[str, Metric]:
+        return {}
+
+
+def answer(request: RolloutRequest, index: int) -> Rollout:
+    own = {"prompt_id": request.prompt_id, "prompt_tokens": request.prompt_tokens, "status": RewardStatus.PENDING}
+    return plain_rollout(max(index, 0) % 10 + 1, group=request.group_id, index=index, **own)
+
+
+class Scorer:
+    """Scores by this function; None fails. `begun` has what was to be scored ahead."""
+
+    def __init__(self, reward: Callable[[Prompt, Rollout], float | None]) -> None:
+        self.reward = reward
+        self.begun: list[tuple[Prompt, Rollout]] = []
+
+    def begin(self, items: Sequence[tuple[Prompt, Rollout]], *, idle_cores: bool = True) -> None:
+        self.begun += items
+
+    def score(self, items: Sequence[tuple[Prompt, Rollout]], *, checks: bool = True) -> list[Rollout]:
+        return [judged(rollout, self.reward(prompt, rollout)) for prompt, rollout in items]
+
+    def take_metrics(self) -> dict[str, Metric]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+def judged(rollout: Rollout, reward: float | None) -> Rollout:
+    if reward is None:
+        return dataclasses.replace(rollout, status=RewardStatus.ERROR)
+    return dataclasses.replace(rollout, reward=reward, reward_parts={"exact": reward}, status=RewardStatus.OK)
 
 
 class Feed:

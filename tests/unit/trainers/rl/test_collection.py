@@ -3,74 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from plain_samples import Feed, domains_of, plain_rollout
+from plain_samples import Engine, Feed, Scorer, domains_of, group_of, plain_rollout
 
 from burnish.config.domains import ALL
 from burnish.config.schema import RlConfig
 from burnish.errors import OutageError
 from burnish.observability.metrics import Stopwatch
 from burnish.rollouts import outages
-from burnish.rollouts.engine import Sampling
 from burnish.rollouts.outages import Patience
 from burnish.trainers.rl.collection import Collector, Overlaps, penalised
 from burnish.trainers.telemetry.groups import describe_groups
-from burnish.types import Metric, Prompt, RewardStatus, Rollout, RolloutGroup, RolloutRequest
+from burnish.types import Prompt, Rollout
 
 Reward = Callable[[Prompt, Rollout], float | None]
-
-
-class Engine:
-    """Answers with as many tokens as the sample index says."""
-
-    def __init__(self) -> None:
-        self.requests: list[RolloutRequest] = []
-
-    def generate(
-        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, on_finished: Any = None, **given: Any
-    ) -> list[Rollout]:
-        self.requests += requests
-        rollouts = [_rollout(request, index) for request in requests for index in request.sample_indices]
-        if on_finished is not None:
-            on_finished([])
-            for rollout in reversed(rollouts):
-                on_finished([rollout])
-        return rollouts
-
-    def sync(self, policy: object) -> None: ...
-
-    def take_metrics(self) -> dict[str, Metric]:
-        return {}
-
-
-class Scorer:
-    def __init__(self, reward: Reward) -> None:
-        self.reward = reward
-        self.begun: list[tuple[Prompt, Rollout]] = []
-
-    def begin(self, items: Sequence[tuple[Prompt, Rollout]], *, idle_cores: bool = True) -> None:
-        self.begun += items
-
-    def score(self, items: Sequence[tuple[Prompt, Rollout]], *, checks: bool = True) -> list[Rollout]:
-        return [_scored(rollout, self.reward(prompt, rollout)) for prompt, rollout in items]
-
-    def take_metrics(self) -> dict[str, Metric]:
-        return {}
-
-    def close(self) -> None: ...
-
-
-def _rollout(request: RolloutRequest, index: int) -> Rollout:
-    own = {"prompt_id": request.prompt_id, "prompt_tokens": request.prompt_tokens, "status": RewardStatus.PENDING}
-    return plain_rollout(max(index, 0) % 10 + 1, group=request.group_id, index=index, **own)
-
-
-def _scored(rollout: Rollout, reward: float | None) -> Rollout:
-    status = RewardStatus.OK if reward is not None else RewardStatus.ERROR
-    return dataclasses.replace(rollout, reward=reward, status=status)
 
 
 def collector(reward: Reward, *, size: int = 100, needs_greedy: bool = False, **algorithm: object) -> Collector:
@@ -139,7 +88,8 @@ def test_responses_are_begun_while_others_are_sampled(overlaps: Overlaps) -> Non
 def test_a_prompt_drawn_twice_in_a_step_gets_other_noise() -> None:
     loop = collector(lambda prompt, rollout: 0.0, size=2)
     loop.collect(1, {ALL: 0}, Stopwatch())
-    asked = [(request.prompt_id, request.sample_indices) for request in loop.engine.requests]  # type: ignore[attr-defined]
+    ((_, requests),) = loop.engine.calls  # type: ignore[attr-defined]
+    asked = [(request.prompt_id, request.sample_indices) for request in requests]
     assert asked == [("p0", (0, 1)), ("p1", (0, 1)), ("p0", (2, 3))]
 
 
@@ -207,11 +157,7 @@ def test_a_greedy_response_is_asked_for_only_when_needed() -> None:
 
 
 def test_rewards_by_domain_appear_with_two_domains() -> None:
-    def group(domain: str, reward: float) -> RolloutGroup:
-        request = RolloutRequest.of("p", 0, (1,), (0,))
-        return RolloutGroup(Prompt("p", text="x", domain=domain), 0, (_scored(_rollout(request, 0), reward),))
-
-    metrics = describe_groups([group("a", 1.0), group("b", 0.0)])
+    metrics = describe_groups([group_of(plain_rollout(1, reward), domain=d) for d, reward in (("a", 1.0), ("b", 0.0))])
     assert metrics["reward/domain/a"].result() == 1.0
     assert metrics["reward/domain/b"].result() == 0.0
 
@@ -226,10 +172,8 @@ def test_the_greedy_baseline_bears_the_overlong_penalty_of_its_samples() -> None
 def test_a_conversation_of_several_rows_bears_the_penalty_of_its_whole_length() -> None:
     """10 tokens at most, buffer .8: free up to 2 tokens, then 1/8 a token. Rows of 2 + 2 tokens are like one of 4."""
     domains = collector(lambda p, r: 1.0, overlong_buffer=0.8).domains
-    request = RolloutRequest.of("p", 0, (1, 2), (1, 3))
-    single, end = (_scored(_rollout(request, index), 1.0) for index in (3, 1))
+    single, end = plain_rollout(4, 1.0, index=3), plain_rollout(2, 1.0, index=1)
     earlier = dataclasses.replace(end, branch=1, ends_in=1)
-    group = penalised(RolloutGroup(Prompt("p", text="x"), 0, (earlier, end, single)), 0.8, domains)
-    assert len(single.response_tokens) == 4
+    group = penalised(group_of(earlier, end, single), 0.8, domains)
     penalties = [row.reward_parts["overlong"] for row in group.rollouts]
     assert penalties == [-0.25] * 3

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plain_samples import plain_rollout
+from plain_samples import group_of, plain_rollout
 
 from burnish.config.schema_domains import DifficultyConfig
 from burnish.errors import ConfigError
 from burnish.rewards.success import Success
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.difficulty import Filter, PassRates, Seen, recorded_outcomes
-from burnish.types import Prompt, Rollout, RolloutGroup, Turn
+from burnish.types import Rollout, RolloutGroup, Turn
 
 EXACT = Success({"exact": 1.0})
 
@@ -25,7 +25,7 @@ def rollout(score: float | None, index: int = 0, prompt: str = "p", branch: int 
 
 
 def group(*scores: float | None) -> RolloutGroup:
-    return RolloutGroup(Prompt("p", text="x"), 0, tuple(rollout(score, i) for i, score in enumerate(scores)))
+    return group_of(*(rollout(score, i) for i, score in enumerate(scores)))
 
 
 def filter_of(dynamic: bool = False, **difficulty: object) -> Filter:
@@ -81,15 +81,12 @@ def test_for_an_estimator_of_turns_what_follows_a_turn_is_what_differs() -> None
     )
     short = replace(rollout(1.0, 3), response_tokens=(1, 2), token_rewards=(0.0, 1.0), turns=turns[:1])
 
-    def of(*rollouts: Rollout) -> RolloutGroup:
-        return RolloutGroup(Prompt("p", text="x"), 0, rollouts)
-
     by_turn, discounted = Filter(True, None, None, turn_gamma=1.0), Filter(True, None, None, turn_gamma=0.5)
-    assert keeps(by_turn, of(early, late))
-    assert not keeps(by_turn, of(early, same))
-    assert not keeps(by_turn, of(late, short))  # 1 follows every turn, however many there are
-    assert keeps(discounted, of(late, short))  # .5 and 1 follow the first one
-    assert not keeps(Filter(True, None, None), of(early, late))
+    assert keeps(by_turn, group_of(early, late))
+    assert not keeps(by_turn, group_of(early, same))
+    assert not keeps(by_turn, group_of(late, short))  # 1 follows every turn, however many there are
+    assert keeps(discounted, group_of(late, short))  # .5 and 1 follow the first one
+    assert not keeps(Filter(True, None, None), group_of(early, late))
     assert keeps(by_turn, group(0, 1))
     assert not keeps(by_turn, group(1, 1))
 
@@ -100,24 +97,20 @@ def test_for_an_estimator_of_parts_they_are_what_differs() -> None:
         replace(rollout(1.0, i), reward_parts=parts)
         for i, parts in enumerate([{"a": 1.0, "b": 0.0, "audit": 1.0}, {"a": 0.0, "b": 2.0, "audit": 0.0}])
     )
-    both = RolloutGroup(Prompt("p", text="x"), 0, (first, second))
+    both = group_of(first, second)
     assert Filter(True, None, None).why_left_out(both, step=1) == "group without signal"
     assert keeps(Filter(True, None, None, trained_parts=("a", "b")), both)
-    twice = RolloutGroup(
-        Prompt("p", text="x"),
-        0,
-        (first, replace(first, sample_index=1, reward_parts=first.reward_parts | {"audit": 0.0})),
-    )
+    twice = group_of(first, replace(first, sample_index=1, reward_parts=first.reward_parts | {"audit": 0.0}))
     assert not keeps(Filter(True, None, None, trained_parts=("a", "b")), twice)
 
 
 def test_branches_of_an_agent_with_one_reward_are_one_sample() -> None:
     """Three rows of a solved sample and one of an unsolved one: half are solved."""
     solved = [rollout(1.0, branch=row) for row in range(3)]
-    both = RolloutGroup(Prompt("p", text="x"), 0, (*solved, rollout(0.0, 1)))
+    both = group_of(*solved, rollout(0.0, 1))
     assert [r.reward for r in both.samples()] == [1.0, 0.0]
     assert Filter(False, None, EXACT).solved(both) == [True, False]
-    other = RolloutGroup(Prompt("p", text="x"), 0, (*solved, rollout(0.5, branch=3)))
+    other = group_of(*solved, rollout(0.5, branch=3))
     assert [r.reward for r in other.samples()] == [1.0, 0.5]
 
 

@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
-from plain_samples import Feed, domains_of, plain_rollout
+from plain_samples import Engine, Feed, Scorer, domains_of
 
 from burnish.config.schema import RlConfig
 from burnish.observability.metrics import Stopwatch
-from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.trainers.rl.collection import Collected, Collector
-from burnish.types import Metric, Prompt, RewardStatus, Rollout, RolloutRequest
+from burnish.types import Prompt, Rollout
 
 
-class Engine:
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, list[str]]] = []
-
-    def generate(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int,
-                 on_finished: OnFinished | None = None) -> list[Rollout]:  # fmt: skip
-        self.calls.append((sampling.max_response_tokens, [request.prompt_id for request in requests]))
-        return [
-            plain_rollout(prompt_id=r.prompt_id, group=r.group_id, index=i) for r in requests for i in r.sample_indices
-        ]
-
-    def take_metrics(self) -> dict[str, Metric]:
-        return {}
-
-
-class Scorer:
-    """Solves prompts whose number is even, with every second sample of the others."""
-
-    def score(self, items: Sequence[tuple[Prompt, Rollout]], *, checks: bool = True) -> list[Rollout]:
-        scored = []
-        for prompt, rollout in items:
-            score = float(int(prompt.id[-1]) % 2 == 0 or rollout.sample_index % 2 == 0)
-            parts = {"exact": score}
-            scored.append(dataclasses.replace(rollout, reward=score, reward_parts=parts, status=RewardStatus.OK))
-        return scored
-
-    def take_metrics(self) -> dict[str, Metric]:
-        return {}
+def even_ones_are_easy(prompt: Prompt, rollout: Rollout) -> float:
+    """Prompts whose number is even are solved, and every second sample of the others."""
+    return float(int(prompt.id[-1]) % 2 == 0 or rollout.sample_index % 2 == 0)
 
 
 def collector(size: int = 8, **domains: dict[str, Any]) -> tuple[Collector, Engine]:
@@ -55,7 +27,7 @@ def collector(size: int = 8, **domains: dict[str, Any]) -> tuple[Collector, Engi
         rollout={"prompts_per_step": 6, "group_size": 2, "max_response_tokens": 10},
     )
     engine: Any = Engine()
-    scorer: Any = Scorer()
+    scorer: Any = Scorer(even_ones_are_easy)
     found = domains_of(config, {name: Feed(size, name, name) for name in domains})
     return Collector(config, found, engine, scorer), engine
 
@@ -90,7 +62,8 @@ def test_a_step_without_places_for_a_domain_says_nothing_about_it() -> None:
 def test_domains_have_their_own_limits_and_group_sizes() -> None:
     loop, engine = collector(a={"max_response_tokens": 3, "group_size": 4}, b={})
     collected = loop.collect(1, {}, Stopwatch())
-    assert engine.calls == [(3, ["a0", "a1", "a2"]), (10, ["b0", "b1", "b2"])]
+    asked = [(most, [request.prompt_id for request in requests]) for most, requests in engine.calls]
+    assert asked == [(3, ["a0", "a1", "a2"]), (10, ["b0", "b1", "b2"])]
     assert Counter(len(group.rollouts) for group in collected.groups) == {4: 3, 2: 3}
 
 
@@ -119,7 +92,7 @@ def test_prompts_known_to_be_too_easy_are_not_sampled_again() -> None:
         positions = loop.collect(step, positions, Stopwatch()).positions
     engine.calls.clear()
     collected = loop.collect(3, positions, Stopwatch())
-    assert {int(prompt_id[-1]) % 2 for _, asked in engine.calls for prompt_id in asked} == {1}
+    assert {int(request.prompt_id[-1]) % 2 for _, requests in engine.calls for request in requests} == {1}
     assert collected.metrics["domain/a/left_out_fraction"].result() == 0
     assert counts(collected) == {"a": 6}
 

@@ -42,10 +42,8 @@ def test_k_runs_over_powers_of_two_up_to_the_number_of_samples() -> None:
 
 def judged(text: str, reward: float | None, *, tokens: int = 1, cut: bool = False) -> Rollout:
     reason = FinishReason.LENGTH if cut else FinishReason.STOP
-    return dataclasses.replace(
-        answer(text, 0), reward=reward, response_tokens=(2,) * tokens, rollout_logprobs=(0.0,) * tokens,
-        finish_reason=reason, reward_parts={} if reward is None else {"exact": reward},
-    )  # fmt: skip
+    parts = {} if reward is None else {"exact": reward}
+    return plain_rollout(tokens, reward, response=text, finish_reason=reason, reward_parts=parts)
 
 
 def group_of(greedy: Rollout, *sampled: Rollout, domain: str = "a") -> RolloutGroup:
@@ -56,17 +54,8 @@ EXACT = Success({"exact": 1.0})
 
 
 def described(groups: list[RolloutGroup], samples: int = 0, success: Success | None = EXACT) -> dict[str, float | None]:
-    part = HeldOut(
-        prompts=[],
-        sampling=Sampling(max_response_tokens=8),
-        samples=samples,
-        temperature=1.0,
-        success=success,
-        votes=BY_TEXT,
-    )
-    engine: Any = None
-    scorer: Any = None
-    evaluator = Evaluator(parts={None: part}, engine=engine, scorer=scorer, seed=0)
+    part = HeldOut([], Sampling(max_response_tokens=8), samples, temperature=1.0, success=success, votes=BY_TEXT)
+    evaluator = Evaluator(parts={None: part}, engine=None, scorer=None, seed=0)  # type: ignore[arg-type]
     return {name: metric.result() for name, metric in evaluator.describe(groups).items()}
 
 
