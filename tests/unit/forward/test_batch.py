@@ -30,7 +30,6 @@ def test_select_takes_the_order_asked_for_and_cuts_columns_that_no_row_needs() -
     assert picked.prompt_tokens.tolist() == [[4, PAD, PAD], [1, 2, 3]]
     assert picked.response_tokens.tolist() == [[20, 21], [10, PAD]]
     assert picked.loss_mask.tolist() == [[True, True], [True, False]]
-    assert picked.advantages is not None
     assert picked.advantages[0].tolist() == pytest.approx([0.2, 0.3])
     assert picked.group_ids.tolist() == [1, 0]
     assert picked.host.lengths.tolist() == [3, 4]
@@ -79,9 +78,7 @@ tokens = st.lists(st.integers(0, 50), min_size=1, max_size=5)
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=6), st.data())
-def test_cut_anywhere_and_joined_again_it_is_the_same_batch(
-    rows: list[tuple[list[int], list[int]]], data: st.DataObject
-) -> None:
+def test_cut_anywhere_and_joined_again_it_is_the_same_batch(rows, data: st.DataObject) -> None:
     prompts, responses = [prompt for prompt, _ in rows], [response for _, response in rows]
     plain = batch_of(prompts, responses, pad_token_id=PAD)
     numbers = torch.arange(plain.loss_mask.numel(), dtype=torch.float32).reshape(plain.loss_mask.shape)
@@ -103,7 +100,6 @@ class AsksMeanwhile:
         self.batch: Batch | None = None
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        assert self.batch is not None
         assert len(self.batch.host) == 3
         return str, ("pickled",)
 

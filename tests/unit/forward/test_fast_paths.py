@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from burnish.config.schema_data import ModelConfig
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.forward.matmul_choice import bfloat16_note
@@ -158,7 +159,6 @@ def test_a_bfloat16_model_is_told_where_float32_is_faster(load, monkeypatch: pyt
     monkeypatch.delenv("BURNISH_WITHOUT", raising=False)
     model = load("llama", dtype="bfloat16").model
     note = bfloat16_note(model, paths(Stopwatch(bfloat16=9.0, float32=1.0)))
-    assert note is not None
     assert "take 9 times as long as those of float32; set model.dtype: float32" in note
     assert bfloat16_note(model, paths(Stopwatch(bfloat16=1.0, float32=2.0))) is None
     assert bfloat16_note(load("llama").model, paths(Stopwatch())) is None
@@ -168,9 +168,7 @@ def test_a_bfloat16_model_is_told_where_float32_is_faster(load, monkeypatch: pyt
 
 @pytest.mark.compiler
 @pytest.mark.parametrize(("kernels", "own", "taken"), [(1.0, 2.0, True), (2.0, 1.0, False)])
-def test_layers_keep_kernels_only_where_they_are_faster(
-    load, kernels: float, own: float, taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_keep_kernels_only_where_they_are_faster(load, kernels: float, own: float, taken: bool) -> None:
     watch = Stopwatch(**{"C kernels": kernels, "the model's own layers": own})
     config = load_config(load)
     loaded = load_model(config, paths=paths(watch))
@@ -180,9 +178,7 @@ def test_layers_keep_kernels_only_where_they_are_faster(
     assert uses_layer_kernels(required.model)
 
 
-def load_config(load):
-    from burnish.config.schema_data import ModelConfig
-
+def load_config(load) -> ModelConfig:
     return ModelConfig(path=load("llama").model.name_or_path, device="cpu")
 
 

@@ -9,23 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from burnish.forward.scoring import kept_tokens
 from burnish.machine.matmul_precision import matmul_precision, rounded_down, rounded_up, rounds_up
 
+BY_HAND = {0: 0, 1: 1, 15: 15, 17: 18, 64: 64, 65: 72, 260: 288, 316: 320, 511: 512, 513: 576, 2047: 2048}
 
-@pytest.mark.parametrize(
-    ("size", "rounded"),
-    [
-        (0, 0),
-        (1, 1),
-        (15, 15),
-        (17, 18),
-        (64, 64),
-        (65, 72),
-        (260, 288),
-        (316, 320),
-        (511, 512),
-        (513, 576),
-        (2047, 2048),
-    ],
-)
+
+@pytest.mark.parametrize(("size", "rounded"), BY_HAND.items())
 def test_sizes_by_hand(size: int, rounded: int) -> None:
     assert rounded_up(size) == rounded
 
@@ -45,12 +32,15 @@ def test_rounded_down_is_the_largest_size_that_stays(size: int) -> None:
     assert rounded_up(down) == down
 
 
+def build(vocabulary: int) -> LlamaForCausalLM:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **sizes))
+
+
 def test_what_is_kept_of_logits_is_a_rounded_size() -> None:
     """64 million logits of a vocabulary of 151,936 are those of 441 tokens, and of 32,000 those of 2,097."""
     with torch.device("meta"):
-        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-        models = [LlamaForCausalLM(LlamaConfig(vocab_size=number, **sizes)) for number in (151_936, 32_000)]
-    assert [kept_tokens(model) for model in models] == [441, 2_097]
+        assert [kept_tokens(build(vocabulary)) for vocabulary in (151_936, 32_000)] == [441, 2_097]
     assert [rounded_down(size) for size in (441, 2_097)] == [416, 2_048]
 
 
@@ -59,10 +49,9 @@ def test_there_are_few_sizes() -> None:
 
 
 def test_only_products_through_onednn_are_rounded() -> None:
-    settings = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 8}
-    model = LlamaForCausalLM(LlamaConfig(hidden_size=8, **settings))
+    model = build(8)
     assert not rounds_up(model)
     with matmul_precision("medium"):
         assert rounds_up(model)
         with torch.device("meta"):
-            assert not rounds_up(LlamaForCausalLM(LlamaConfig(hidden_size=8, **settings)))
+            assert not rounds_up(build(8))

@@ -87,7 +87,7 @@ def shared_prompts(batch: Batch) -> Batch:
     )
 
 
-def on_pretended_gpu(load: Callable[..., object], family: str, way: str, dtype: torch.dtype, **fields: object):  # type: ignore[no-untyped-def]
+def on_pretended_gpu(load, family: str, way: str, dtype: torch.dtype, **fields: object) -> ResponseScorer:
     """A scorer that chose its ways on the CPU and then moved."""
     loaded = load(family, kernels="off", **fields)
     set_packed_attention(loaded.model.to(dtype), way)
@@ -99,18 +99,11 @@ def on_pretended_gpu(load: Callable[..., object], family: str, way: str, dtype: 
 def policy_objective(name: str, by: str | None = None) -> PolicyObjective:
     """With a KL and an entropy term; `by`: mean over such units, each of which is corrected for the sampler's drift."""
     row = POLICY_LOSSES[name]
+    numbers = dict.fromkeys(row.required_options, 0.2)
     correction = partial(correction_weights, level=by, mode="truncate", low=0.5, high=2.0) if by else None
-    return PolicyObjective(
-        row.function,
-        dict.fromkeys(row.required_options, 0.2),
-        f"{by}_mean_token_mean" if by else "token_mean",
-        9,
-        kl_coef=0.1,
-        kl_times_ratio=by is not None,
-        entropy_coef=0.01,
-        correction=correction,
-        takes=row.more_inputs,
-    )
+    terms = {"kl_coef": 0.1, "kl_times_ratio": by is not None, "entropy_coef": 0.01, "correction": correction}
+    mean = f"{by}_mean_token_mean" if by else "token_mean"
+    return PolicyObjective(row.function, numbers, mean, 9, takes=row.more_inputs, **terms)
 
 
 def micro_batch(scorer: ResponseScorer, batch: Batch, objective: Objective) -> torch.Tensor:

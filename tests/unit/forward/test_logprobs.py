@@ -103,8 +103,7 @@ def test_the_size_of_the_chunks_changes_nothing(chunk_elements, tokens_per_chunk
                 patch.setattr("burnish.forward.logprobs.TOKENS_PER_CHUNK", tokens_per_chunk)
             scores = chunked_token_scores(hidden, weight, bias, targets, entropy=True, **options)
             results.append([*scores, *torch.autograd.grad(_loss(scores, factors), (hidden, weight, bias))])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
 def test_in_place_accumulation_gives_the_gradient_of_two_microbatches():

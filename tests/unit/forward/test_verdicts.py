@@ -28,15 +28,6 @@ def test_what_one_process_found_the_next_one_knows(tmp_path: Path) -> None:
     assert only_file(folder).stat().st_mode & 0o077 == 0
 
 
-def test_the_first_answer_stands(tmp_path: Path) -> None:
-    """Two processes time at once, and one is first; both go by its answer."""
-    first, second = VerdictCache(tmp_path), VerdictCache(tmp_path)
-    assert first.find(KEY) is second.find(KEY) is None
-    assert first.keep(KEY, FIRST) == FIRST
-    assert second.keep(KEY, SECOND) == FIRST
-    assert second.find(KEY) == FIRST
-
-
 BROKEN = [
     "",
     "{",
@@ -75,14 +66,18 @@ def test_what_others_may_have_written_is_not_trusted(tmp_path: Path, monkeypatch
     assert VerdictCache(tmp_path).find(KEY) is None
 
 
-def test_of_two_that_find_a_broken_file_the_first_answer_stands(tmp_path: Path) -> None:
-    """Both have looked before either answers: the second must not take the first one's file for the broken one."""
-    VerdictCache(tmp_path).keep(KEY, FIRST)
-    only_file(tmp_path).write_text("{")
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_first_answer_stands(tmp_path: Path, is_broken: bool) -> None:
+    """Two processes time at once, and one is first; both go by its answer. Both have looked before either answers: the
+    second must not take the first one's file for a broken one."""
+    if is_broken:
+        VerdictCache(tmp_path).keep(KEY, FIRST)
+        only_file(tmp_path).write_text("{")
     one, other = VerdictCache(tmp_path), VerdictCache(tmp_path)
     assert one.find(KEY) is other.find(KEY) is None
     assert one.keep(KEY, SECOND) == SECOND
     assert other.keep(KEY, FIRST) == SECOND
+    assert other.find(KEY) == SECOND
 
 
 def test_what_is_forgotten_is_asked_again(tmp_path: Path) -> None:

@@ -60,9 +60,8 @@ def test_a_metric_that_never_comes_is_an_error_with_its_neighbours() -> None:
     seen.observe(4, {"policy/loss": 0.0})
     seen.check_measured({"policy/loss": 0.0})  # a step without an evaluation
     seen.observe(5, row)
-    with pytest.raises(
-        ConfigError, match=r"'eval/acuracy', which this run has not measured by step 5\n.*eval/accuracy"
-    ):
+    told = r"'eval/acuracy', which this run has not measured by step 5\n.*eval/accuracy"
+    with pytest.raises(ConfigError, match=told):
         seen.check_measured(row)
     seen = EarlyStop(StopConfig(metric="reward/domain/b", above=0.9))
     for step in range(10):  # of step 0 there is only an evaluation
@@ -71,6 +70,9 @@ def test_a_metric_that_never_comes_is_an_error_with_its_neighbours() -> None:
     seen.observe(10, row)
     with pytest.raises(ConfigError, match="by step 10"):
         seen.check_measured(row)
+
+
+RULE = {"stop_when": {"metric": "eval/accuracy", "above": 1}}
 
 
 def config_of(**fields: Any) -> Any:
@@ -82,14 +84,8 @@ def config_of(**fields: Any) -> Any:
     ("fields", "told"),
     [
         ({"stop_when": {"metric": "eval/accuracy"}}, "stop_when has no condition"),
-        (
-            {"stop_when": {"metric": "eval/accuracy", "above": 1}, "evaluation": {"every_steps": None}},
-            "stop_when.metric is 'eval/accuracy', but evaluation.every_steps is null",
-        ),
-        (
-            {"stop_when": {"metric": "eval/accuracy", "above": 1}, "data": {"train": "t"}},
-            "stop_when.metric is 'eval/accuracy', but data.eval is empty",
-        ),
+        ({**RULE, "evaluation": {"every_steps": None}}, "is 'eval/accuracy', but evaluation.every_steps is null"),
+        ({**RULE, "data": {"train": "t"}}, "stop_when.metric is 'eval/accuracy', but data.eval is empty"),
         ({"stop_when": {"metric": "eval/loss", "no_better_for": 0}}, "stop_when.no_better_for is 0"),
         ({"evaluation": {"start_step": 11}}, "evaluation.start_step is 11, but the run has 10 steps"),
         ({"evaluation": {"start_step": 2, "at_start": True}}, "evaluation.at_start asks for an evaluation before"),

@@ -8,18 +8,9 @@ import pytest
 import torch
 
 from burnish.models.reward_learner import ComparedScores
+from burnish.trainers.reward_model import preference_metrics as measured
 from burnish.trainers.reward_model.loop import PreferenceLoss
-from burnish.trainers.reward_model.preference_metrics import (
-    LengthRule,
-    ScoredComparison,
-    accuracy,
-    calibration_error,
-    describe,
-    gap_buckets,
-    histogram,
-    length_correlation,
-    margin_buckets,
-)
+from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison
 
 RIGHT = ScoredComparison((1.0, 0.0), (3, 5), 0, margin=1.0)
 WRONG = ScoredComparison((0.0, 3.0), (4, 2), 0, margin=2.0)
@@ -27,7 +18,7 @@ DRAW = ScoredComparison((2.0, 2.0), (4, 4), 1, margin=2.0)
 
 
 def test_accuracy_counts_a_draw_half() -> None:
-    assert accuracy([RIGHT, WRONG, DRAW]) == 0.5
+    assert measured.accuracy([RIGHT, WRONG, DRAW]) == 0.5
     assert ScoredComparison((1.0, 1.0, 1.0, 0.0), (1, 1, 1, 1), 0).hit == pytest.approx(1 / 3)
 
 
@@ -38,19 +29,19 @@ def test_loss_is_minus_log_sigmoid_of_the_gap() -> None:
 
 def test_calibration() -> None:
     confident = 1 / (1 + math.exp(-3.0))
-    assert calibration_error([WRONG]) == pytest.approx(confident)
-    assert calibration_error([DRAW]) == 0.0
+    assert measured.calibration_error([WRONG]) == pytest.approx(confident)
+    assert measured.calibration_error([DRAW]) == 0.0
     sure = ScoredComparison((3.0, 0.0), (1, 1), 0)
-    assert calibration_error([sure, WRONG]) == pytest.approx(confident - 0.5)
+    assert measured.calibration_error([sure, WRONG]) == pytest.approx(confident - 0.5)
 
 
 def test_length_correlation_looks_inside_comparisons() -> None:
     longer_is_better = [ScoredComparison((float(a), float(b)), (a, b), 0) for a, b in ((100, 90), (3, 9))]
-    assert length_correlation(longer_is_better) == pytest.approx(1.0)
+    assert measured.length_correlation(longer_is_better) == pytest.approx(1.0)
     # Long prompts' answers all score low, but inside a pair the longer one scores higher.
     shifted = [ScoredComparison((-100 + 1.0, -100.0), (101, 100), 0), ScoredComparison((1.0, 0.0), (2, 1), 0)]
-    assert length_correlation(shifted) == pytest.approx(1.0)
-    assert length_correlation([DRAW]) is None
+    assert measured.length_correlation(shifted) == pytest.approx(1.0)
+    assert measured.length_correlation([DRAW]) is None
 
 
 def test_the_length_rule_is_learned_from_training_pairs() -> None:
@@ -61,32 +52,27 @@ def test_the_length_rule_is_learned_from_training_pairs() -> None:
 
 
 def test_buckets() -> None:
-    assert gap_buckets([RIGHT, WRONG, DRAW]) == {"0-0.25": 0.5, "1-2": 1.0, "2+": 0.0}
-    assert margin_buckets([RIGHT, WRONG, DRAW]) == {"1": 1.0, "2": 0.25}
+    assert measured.gap_buckets([RIGHT, WRONG, DRAW]) == {"0-0.25": 0.5, "1-2": 1.0, "2+": 0.0}
+    assert measured.margin_buckets([RIGHT, WRONG, DRAW]) == {"1": 1.0, "2": 0.25}
 
 
 def test_describe_and_histogram() -> None:
-    row = describe([RIGHT, WRONG], LengthRule(False))
+    row = measured.describe([RIGHT, WRONG], LengthRule(False))
     assert row["eval/accuracy"] == 0.5
     assert row["eval/score_gap"] == pytest.approx(-1.0)
     assert row["eval/score_mean"] == pytest.approx(1.0)
     assert row["eval/length_rule_accuracy"] == 0.5
-    found = histogram([RIGHT, WRONG], bins=3)
+    found = measured.histogram([RIGHT, WRONG], bins=3)
     assert found["best"] == [1, 1, 0]
     assert found["others"] == [1, 0, 1]
     assert found["edges"] == pytest.approx([0, 1, 2, 3])
 
 
-def compared(scores: list[list[float]], best: list[int], **fields: object) -> ComparedScores:
-    table = torch.tensor(scores, requires_grad=True)
-    size = len(best)
-    given = {
-        "mask_BK": torch.ones_like(table, dtype=torch.bool),
-        "margin_B": torch.zeros(size),
-        "tie_B": torch.zeros(size, dtype=torch.bool),
-        **fields,
-    }
-    return ComparedScores(scores_BK=table, best_B=torch.tensor(best), **given)  # type: ignore[arg-type]
+def compared(scores: list[list[float]], best: list[int], **fields: torch.Tensor) -> ComparedScores:
+    table, size = torch.tensor(scores, requires_grad=True), len(best)
+    plain = {"mask_BK": torch.ones_like(table, dtype=torch.bool), "margin_B": torch.zeros(size)}
+    given = plain | {"tie_B": torch.zeros(size, dtype=torch.bool)} | fields
+    return ComparedScores(scores_BK=table, best_B=torch.tensor(best), **given)
 
 
 def test_pairs_and_candidates_agree_on_two() -> None:
