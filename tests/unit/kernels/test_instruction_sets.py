@@ -29,6 +29,15 @@ def test_vectors_are_as_wide_as_registers(instruction_set: str) -> None:
     assert library.vector_lanes() == LANES.get(instruction_set, library.vector_lanes())
 
 
+def check_registers(objdump: str, compiled: Path, vector: str, stack: str, fewest: int) -> None:
+    """Few of the vector instructions use the stack."""
+    command = [objdump, "-d", "--no-show-raw-insn", compiled]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    vectors = [line for line in lines if re.search(vector, line)]
+    assert len(vectors) > fewest
+    assert len([line for line in vectors if re.search(stack, line)]) < 0.2 * len(vectors)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("objdump"), reason="reads x86-64's assembly")
 @pytest.mark.parametrize("source", ["attend.c", "decode.c", "products.c", "quantized.c", "train.c"])
@@ -41,13 +50,7 @@ def test_sums_stay_in_registers(instruction_set: str, source: str, tmp_path: Pat
     if instruction_set == "native":
         command.append("-march=native")
     subprocess.run([*command, "-o", str(tmp_path / "object.o")], check=True)
-    lines = subprocess.run(
-        ["objdump", "-d", "--no-show-raw-insn", str(tmp_path / "object.o")], check=True, capture_output=True, text=True
-    ).stdout.splitlines()
-    vectors = [line for line in lines if re.search(r"%[xyz]mm", line)]
-    on_stack = [line for line in vectors if re.search(r"\(%r[sb]p", line)]
-    assert len(vectors) > 300
-    assert len(on_stack) < 0.2 * len(vectors)
+    check_registers("objdump", tmp_path / "object.o", r"%[xyz]mm", r"\(%r[sb]p", 300)
 
 
 @pytest.mark.slow
@@ -74,14 +77,9 @@ def test_arm(bfloat16: int, tmp_path: Path) -> None:
     those of plain loops."""
     compiler = ["aarch64-linux-gnu-gcc", "-O3", "-std=gnu11", "-Wall", "-Werror", "-fopenmp", f"-DBFLOAT16={bfloat16}"]
     for source in ("attend.c", "decode.c", "products.c", "quantized.c", "train.c"):
-        compiled = str(tmp_path / f"{source}.o")
-        subprocess.run([*compiler, "-fPIC", "-c", str(build._HERE / source), "-o", compiled], check=True)
-        command = ["aarch64-linux-gnu-objdump", "-d", "--no-show-raw-insn", compiled]
-        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-        vectors = [line for line in lines if re.search(r"\b[vq]\d+(\.|,)", line)]
-        on_stack = [line for line in vectors if re.search(r"\[(sp|x29)", line)]
-        assert len(vectors) > 100
-        assert len(on_stack) < 0.2 * len(vectors)
+        compiled = tmp_path / f"{source}.o"
+        subprocess.run([*compiler, "-fPIC", "-c", build._HERE / source, "-o", compiled], check=True)
+        check_registers("aarch64-linux-gnu-objdump", compiled, r"\b[vq]\d+(\.|,)", r"\[(sp|x29)", 100)
     for harness in ("tiles.c", "panels.c"):
         program, source = str(tmp_path / harness.removesuffix(".c")), str(Path(__file__).with_name(harness))
         subprocess.run([*compiler, "-static", f"-I{build._HERE}", source, "-o", program, "-lm"], check=True)
