@@ -11,12 +11,8 @@ from burnish.models.characters import character_tokenizer, tiny_llama
 def test_ids_follow_the_stated_order():
     tokenizer = character_tokenizer("0123456789,:", bos="S", eos="E", pad="P", unk="U")
     assert tokenizer("12,3:S")["input_ids"] == [5, 6, 14, 7, 15, 0]
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id) == (
-        0,
-        1,
-        2,
-        3,
-    )
+    assert tokenizer.all_special_tokens == ["S", "E", "U", "P"]
+    assert tokenizer.convert_tokens_to_ids(["S", "E", "P", "U"]) == [0, 1, 2, 3]
 
 
 def test_text_round_trip_with_spaces_and_line_breaks():
@@ -37,11 +33,7 @@ def test_survives_saving(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [
-        ({"alphabet": ["a", "bc"]}, "'bc'"),
-        ({"alphabet": "aba"}, "'a'"),
-        ({"alphabet": "aE"}, "'E'"),
-    ],
+    [({"alphabet": ["a", "bc"]}, "'bc'"), ({"alphabet": "aba"}, "'a'"), ({"alphabet": "aE"}, "'E'")],
 )
 def test_contradictory_tokens(arguments, word):
     with pytest.raises(ModelError, match=word):

@@ -13,8 +13,14 @@ from burnish.models.critic import SeparateCritic
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.reward_model import Readout, new_reward_model
+from burnish.models.roles import ObjectiveValue
 
 SETTINGS = OptimizerSettings(1e-2, 10)
+
+
+def squared_error(values_BT, part, denominators):
+    error = torch.where(part.loss_mask, values_BT - part.returns, 0.0).square().sum()
+    return ObjectiveValue(error / denominators.num_tokens, {})
 
 
 def critic_from(folder, policy):
@@ -117,15 +123,6 @@ def test_a_critic_of_its_own_shares_no_weight_and_saves_an_ordinary_model(load, 
         assert torch.equal(parameter, critic.trunk.get_parameter(name))
 
 
-def test_values_do_not_depend_on_micro_batches(load, batch):
-    critic = SeparateCritic.copy_of(load(), SETTINGS, tokens_per_microbatch=10_000)
-    with torch.no_grad():
-        critic.head.weight.normal_()
-    values = critic.values(batch)
-    critic._tokens_per_microbatch = 20
-    torch.testing.assert_close(critic.values(batch), values, atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "full logits"])
 def test_an_update_of_the_policy_sees_the_values_of_a_shared_trunk(load, batch, chunked, monkeypatch):
     if not chunked:
@@ -145,19 +142,10 @@ def test_bfloat16_and_gradient_checkpointing(load, batch, kind):
     loaded = load(dtype="bfloat16", gradient_checkpointing=True)
     filled = batch.replace(values=torch.zeros_like(batch.loss_mask, dtype=torch.float32), returns=torch.ones(7, 9))
 
-    def objective(values_BT, part, denominators):
-        from burnish.models.roles import ObjectiveValue
-
-        error = torch.where(part.loss_mask, values_BT - part.returns, 0.0).square().sum()
-        return ObjectiveValue(error / denominators.num_tokens, {})
-
-    critic = (
-        SeparateCritic.copy_of(loaded, SETTINGS)
-        if kind == "separate"
-        else LocalPolicy(loaded, SETTINGS).add_value_head(SETTINGS)
-    )
+    policy = LocalPolicy(loaded, SETTINGS)
+    critic = policy.add_value_head(SETTINGS) if kind == "shared" else SeparateCritic.copy_of(loaded, SETTINGS)
     for _ in range(3):
-        critic.update(filled, objective)
+        critic.update(filled, squared_error)
     values = critic.values(batch)
     assert values.dtype is torch.float32
     assert values[batch.loss_mask].mean() > 0.05

@@ -33,25 +33,11 @@ class LikelihoodObjective:
         self.denominators.append(denominators)
         gain = torch.where(batch.loss_mask, scores.logprobs_BT + 0.1 * scores.entropy_BT, 0.0)
         loss = -self.factor * gain.sum() / denominators.num_tokens
-        counts = {"trained": int(batch.loss_mask.sum()), "passes": 1}
-        return ObjectiveValue(loss, {name: Metric(Reduction.SUM, count) for name, count in counts.items()})
+        return ObjectiveValue(loss, {"passes": Metric(Reduction.SUM, 1)})
 
 
 def _policy(loaded, budget=10_000, **fields):
     return LocalPolicy(loaded, SETTINGS, temperature=0.7, tokens_per_microbatch=budget, **fields)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
-def test_gradient_of_one_two_or_seven_microbatches(load, batch, family):
-    whole, halves, single = (
-        gradient_of(_policy(load(family), budget=budget), batch, LikelihoodObjective()) for budget in (10_000, 40, 1)
-    )
-    assert whole[1]["passes"] == 1
-    assert halves[1]["passes"] in (2, 3)
-    assert single[1]["passes"] == 7
-    for cut in (halves, single):
-        torch.testing.assert_close(cut[0], whole[0], atol=1e-6, rtol=1e-5)
 
 
 def test_gradient_equals_that_of_full_logits(load, batch, monkeypatch):
@@ -91,13 +77,6 @@ def test_bfloat16_gradients_are_summed_in_float32(load, batch):
         torch.testing.assert_close(gradient, sums[name], atol=1e-7, rtol=1e-5)
 
 
-def test_gradient_checkpointing_changes_no_gradient(load, batch):
-    plain, checkpointed = (
-        gradient_of(_policy(load(gradient_checkpointing=on)), batch, LikelihoodObjective())[0] for on in (False, True)
-    )
-    torch.testing.assert_close(checkpointed, plain, atol=1e-7, rtol=1e-5)
-
-
 def test_microbatches_keep_their_logits_in_the_same_memory(load, batch, monkeypatch):
     policy, places = _policy(load(), budget=1), []
     give_back = LogitsBuffer.give_back
@@ -129,18 +108,6 @@ def test_an_update_that_fails_keeps_no_logits(load, batch):
     assert policy._scorer._logits_buffer._spare is None
 
 
-def test_update_learns_and_reports(load, batch):
-    policy = _policy(load())
-    before = policy.logprobs(batch).logprobs_BT
-    metrics = policy.update(batch, LikelihoodObjective()).metrics
-    assert policy.version == 1
-    assert metrics["policy/learning_rate"].result() == pytest.approx(5e-3)
-    assert metrics["policy/grad_norm"].result() > 0
-    assert metrics["trained"].result() == int(batch.loss_mask.sum())
-    after = policy.logprobs(batch).logprobs_BT
-    assert after[batch.loss_mask].mean() > before[batch.loss_mask].mean()
-
-
 def test_denominators_are_of_the_whole_batch(load, batch):
     objective = LikelihoodObjective()
     _policy(load(), budget=1).update(batch, objective)
@@ -156,15 +123,6 @@ def test_rows_without_a_trained_token_cost_nothing_and_change_nothing(load, batc
     expected, _ = gradient_of(_policy(load()), batch.select([0, 1, 2, 3]), LikelihoodObjective())
     assert metrics["passes"] == 4
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-
-
-def test_nothing_to_train_on_moves_no_weight(load, batch):
-    policy = _policy(load())
-    before = policy.model.lm_head.weight.clone()
-    nothing = dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-    assert policy.update(nothing, LikelihoodObjective()).metrics["policy/empty_updates"].result() == 1
-    assert policy.version == 1
-    assert torch.equal(policy.model.lm_head.weight, before)
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
@@ -207,7 +165,7 @@ def test_resumed_training_is_bit_for_bit_the_same(load, batch, tmp_path, lora, d
     for _ in range(2):
         straight = policy.update(batch, LikelihoodObjective())
         again = resumed.update(batch, LikelihoodObjective())
-        assert {n: m.result() for n, m in straight.metrics.items()} == {n: m.result() for n, m in again.metrics.items()}
+        assert straight.metrics == again.metrics
     for (name, one), other in zip(policy.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other), name
 
@@ -262,6 +220,7 @@ def test_the_first_ratio_is_one(load, batch):
 
     metrics = policy.update(batch.replace(old_logprobs=old), Compare()).metrics
     assert metrics["gap"].result() < 1e-5
+    assert metrics["policy/learning_rate"].result() == pytest.approx(5e-3)  # half way up the warm-up
 
 
 @pytest.mark.parametrize("targets", [("nonesuch",), ("lm_head",)])
