@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -34,9 +33,7 @@ def test_models_that_cannot_be_asked_any_more_do_not_hide_why_the_run_ends() -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pending", "saved"), [(Pending({"loss": 1.0}), False), (None, True)])
-def test_weights_whose_evaluation_is_not_finite_are_not_saved(
-    pending: Pending | None, saved: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_whose_evaluation_is_not_finite_are_not_saved(pending, saved, monkeypatch) -> None:
     """The training row of the step is finite; its line was not written yet. Of a step that is complete they are."""
     done: list[Any] = []
     said: list[str] = []
@@ -48,9 +45,7 @@ def test_weights_whose_evaluation_is_not_finite_are_not_saved(
     assert ("cannot be trusted" in said[0]) is not saved
 
 
-def test_the_policy_is_loaded_again_after_the_first_checkpoint_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_policy_is_loaded_again_after_the_first_checkpoint_only(tmp_path, monkeypatch) -> None:
     def save(training: Any) -> Checkpoint:
         training.progress.saved_step = 4
         return Checkpoint(4, tmp_path)

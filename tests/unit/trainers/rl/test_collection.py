@@ -23,12 +23,8 @@ Reward = Callable[[Prompt, Rollout], float | None]
 
 
 def collector(reward: Reward, *, size: int = 100, needs_greedy: bool = False, **algorithm: object) -> Collector:
-    config = RlConfig(
-        model="m",
-        rewards="exact",
-        algorithm={"preset": "grpo", **algorithm},
-        rollout={"prompts_per_step": 3, "group_size": 2, "max_response_tokens": 10},
-    )
+    rollout = {"prompts_per_step": 3, "group_size": 2, "max_response_tokens": 10}
+    config = RlConfig(model="m", rewards="exact", algorithm={"preset": "grpo", **algorithm}, rollout=rollout)
     domains = dataclasses.replace(domains_of(config, {ALL: Feed(size)}), needs_greedy=needs_greedy)
     return Collector(config, domains, Engine(), Scorer(reward))
 
@@ -102,9 +98,7 @@ def test_a_step_without_any_score_is_no_step() -> None:
 
 
 @pytest.mark.parametrize(("fails", "seconds", "tries"), [(0, 0.0, 1), (3, 60.0, 4), (99, 0.0, 1), (99, 10.0, 4)])
-def test_an_outage_is_waited_for_within_a_deadline(
-    fails: int, seconds: float, tries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outage_is_waited_for_within_a_deadline(fails, seconds, tries, monkeypatch) -> None:
     """Pauses of 1, 2, 4 and 8 seconds, the last of which would end too late."""
     clock, said, tried = [0.0], list[str](), list[float]()
     monkeypatch.setattr(outages.time, "monotonic", lambda: clock[0])

@@ -19,17 +19,11 @@ def even_ones_are_easy(prompt: Prompt, rollout: Rollout) -> float:
 
 
 def collector(size: int = 8, **domains: dict[str, Any]) -> tuple[Collector, Engine]:
-    config = RlConfig(
-        model="m",
-        rewards="exact",
-        steps=1_000,
-        domains={name: {"train": "x.jsonl", **settings} for name, settings in domains.items()},
-        rollout={"prompts_per_step": 6, "group_size": 2, "max_response_tokens": 10},
-    )
-    engine: Any = Engine()
-    scorer: Any = Scorer(even_ones_are_easy)
+    own = {name: {"train": "x.jsonl", **settings} for name, settings in domains.items()}
+    rollout = {"prompts_per_step": 6, "group_size": 2, "max_response_tokens": 10}
+    config, engine = RlConfig(model="m", rewards="exact", steps=1_000, domains=own, rollout=rollout), Engine()
     found = domains_of(config, {name: Feed(size, name, name) for name in domains})
-    return Collector(config, found, engine, scorer), engine
+    return Collector(config, found, engine, Scorer(even_ones_are_easy)), engine
 
 
 def counts(collected: Collected) -> Counter[str]:

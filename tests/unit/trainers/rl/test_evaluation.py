@@ -7,12 +7,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from plain_samples import plain_rollout
 
 from burnish.config.schema import RewardConfig
+from burnish.forward.batch import Batch
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import Sampling
-from burnish.trainers.rl.evaluation import BY_TEXT, Evaluator, HeldOut, majority, powers_up_to, votes_of
+from burnish.trainers.rl.evaluation import (
+    BY_TEXT,
+    Evaluator,
+    HeldOut,
+    held_out_values,
+    majority,
+    powers_up_to,
+    votes_of,
+)
 from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup
 
 
@@ -47,7 +57,7 @@ def judged(text: str, reward: float | None, *, tokens: int = 1, cut: bool = Fals
 
 
 def group_of(greedy: Rollout, *sampled: Rollout, domain: str = "a") -> RolloutGroup:
-    return RolloutGroup(Prompt("p", text="x", domain=domain), 0, sampled, greedy)
+    return RolloutGroup(Prompt("p", text="x", domain=domain), greedy.group_id, sampled, greedy)
 
 
 EXACT = Success({"exact": 1.0})
@@ -155,3 +165,46 @@ def test_what_an_evaluation_costs_is_told_and_what_it_counts_is_not() -> None:
     assert told == {"eval/judge/cost": 2.0}
     assert metrics["eval/rollout/engine_restarts"].result() == 2.0
     assert not {"reward/failed", "eval/reward/failed", "eval/rollout/decoded_tokens"} & metrics.keys()
+
+
+# Values by hand
+
+
+class Tokens:
+    """A critic whose value before a token is a tenth of the token."""
+
+    shares_trunk = False
+
+    def values(self, batch: Batch) -> torch.Tensor:
+        return batch.response_tokens / 10
+
+
+def response(group: int, sample: int, first: int, reward: float | None) -> Rollout:
+    tokens = (first, 9)[: 1 + group]
+    return plain_rollout(len(tokens), reward, group=group, index=sample, response_tokens=tokens)
+
+
+def valued(*groups: RolloutGroup) -> tuple[dict[str, float | None], dict[tuple[int, int], tuple[float, ...]]]:
+    metrics, values = held_out_values(Tokens(), groups, pad_token_id=0)  # type: ignore[arg-type]
+    assert all(isinstance(metric, Metric) for metric in metrics.values())
+    return {name: metric.result() for name, metric in metrics.items()}, dict(values)  # type: ignore[arg-type]
+
+
+def test_greedy_responses_are_judged_where_there_are_no_others() -> None:
+    """Values .2 and .6, scores 0 and 1: residuals -.2 and .4, variance .09 against .25."""
+    row, values = valued(group_of(response(0, -1, 2, 0.0)), group_of(response(1, -1, 6, 1.0)))
+    assert row["eval/value_mean"] == pytest.approx(0.4)
+    assert row["eval/explained_variance"] == pytest.approx(1 - 0.09 / 0.25)
+    assert values == {(0, -1, 0): pytest.approx((0.2,)), (1, -1, 0): pytest.approx((0.6, 0.9))}
+
+
+def test_sampled_responses_are_preferred_and_failed_ones_left_out() -> None:
+    sampled = response(0, 0, 4, 1.0), response(0, 1, 8, None)
+    row, values = valued(group_of(response(0, -1, 2, 0.0), *sampled))
+    assert row == {"eval/value_mean": pytest.approx(0.4)}  # one score has no variance to explain
+    assert set(values) == {(0, -1, 0), (0, 0, 0), (0, 1, 0)}
+
+
+def test_nothing_judged_says_nothing() -> None:
+    assert valued(group_of(response(0, -1, 2, None)))[0] == {"eval/value_mean": None}
+    assert valued() == ({}, {})

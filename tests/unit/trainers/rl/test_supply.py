@@ -10,9 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from plain_samples import Feed
 
 from burnish.config.domains import ALL
-from burnish.data.feeds import Drawn, EncodedPrompt
+from burnish.data.feeds import Drawn
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import Stopwatch
@@ -21,7 +22,7 @@ from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.supply import Supply, SupplyAhead, from_text, to_text
 from burnish.trainers.rl.supply.threaded import SupplyAside, SupplyPartial
-from burnish.types import FinishReason, Metric, Prompt, Reduction, RewardStatus, Rollout, RolloutGroup
+from burnish.types import FinishReason, Metric, Reduction, RewardStatus, Rollout, RolloutGroup
 
 LAST = 6
 
@@ -50,18 +51,13 @@ class Engine:
         self.stopped = True
 
 
-class Feed:
-    def take(self, count: int, position: int) -> list[EncodedPrompt]:
-        return [EncodedPrompt(Prompt(f"p{n}", text=f"{n}"), (n,)) for n in range(position, position + count)]
-
-
 class FakeCollector:
     """Batches of two groups; `asked` are (step, position, version)."""
 
     def __init__(self, lag: int = 0, staleness: int = 0) -> None:
         self.engine = Engine()
         self.patience = Patience()
-        self.feed = Feed()
+        self.feed = Feed(100)
         self.domains = SimpleNamespace(feeds=SimpleNamespace(at=self.drawn), observe=lambda step, groups: None)
         algorithm = SimpleNamespace(overlong_buffer=None)
         self.config = SimpleNamespace(algorithm=algorithm, steps=LAST, max_staleness=staleness)
@@ -163,17 +159,15 @@ def test_a_checkpoint_has_what_is_sampled_and_a_run_goes_on_with_it(kind: str) -
     assert later.asked == [(5, 8, 2), (6, 10, 3)]
 
 
-def test_a_run_that_samples_nothing_ahead_misses_nothing_when_it_goes_on() -> None:
-    """Its checkpoints hold no batches, so that `load_state_dict` is never called."""
-    assert supply_of("inline", FakeCollector(), Progress(step=2, position=4, positions={ALL: 4})).lines() == ()
-
-
-def test_missing_batches_of_a_checkpoint_are_told() -> None:
-    supply = supply_of("inline", FakeCollector(staleness=2), Progress(step=2, position=4, positions={ALL: 4}))
-    supply.load_state_dict({})
-    assert supply.lines() == (
-        "max_staleness: the checkpoint has no batch of steps 3 to 4; the weights of step 2 sample instead",
-    )
+@pytest.mark.parametrize(("staleness", "steps"), [(0, None), (2, "3 to 4")])
+def test_missing_batches_of_a_checkpoint_are_told(staleness: int, steps: str | None) -> None:
+    """Checkpoints of a run that samples nothing ahead hold none, so that `load_state_dict` is never called."""
+    progress = Progress(step=2, position=4, positions={ALL: 4})
+    supply = supply_of("inline", FakeCollector(staleness=staleness), progress)
+    if steps:
+        supply.load_state_dict({})
+    told = f"max_staleness: the checkpoint has no batch of steps {steps}; the weights of step 2 sample instead"
+    assert supply.lines() == ((told,) if steps else ())
 
 
 def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,23 +221,14 @@ class MixingCollector(FakeCollector):
             self.engine.renewed.clear()
         collected = super().collect(step, positions, stopwatch)
         versions = ((0, begun_with), (2, self.engine.version)) if step > 1 else ()
-        groups = tuple(
-            dataclasses.replace(
-                group,
-                rollouts=tuple(
-                    dataclasses.replace(
-                        r,
-                        response_tokens=(2, 3, 4, 5),
-                        rollout_logprobs=(-0.1, -1 / 3, -0.2, -0.3),
-                        policy_version=begun_with,
-                        versions=versions,
-                    )
-                    for r in group.rollouts
-                ),
-            )
-            for group in collected.sampled
-        )
-        return dataclasses.replace(collected, groups=groups, sampled=groups)
+        tokens = {"response_tokens": (2, 3, 4, 5), "rollout_logprobs": (-0.1, -1 / 3, -0.2, -0.3)}
+        groups = []
+        for group in collected.sampled:
+            mixed = [
+                dataclasses.replace(r, **tokens, policy_version=begun_with, versions=versions) for r in group.rollouts
+            ]
+            groups.append(dataclasses.replace(group, rollouts=tuple(mixed)))
+        return dataclasses.replace(collected, groups=tuple(groups), sampled=tuple(groups))
 
 
 def train_slowly(supply: Supply, collector: MixingCollector, progress: Progress, steps: int) -> list[Collected]:

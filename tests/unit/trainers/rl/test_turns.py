@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from gradients import gradient_of
+from plain_samples import group_of, plain_rollout
 from torch import Tensor
 
 from burnish.algorithms.advantages import resolve_estimator
-from burnish.algorithms.advantages.returns import gae
 from burnish.algorithms.mismatch import correction_weights
 from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.config.schema import AlgorithmConfig
@@ -28,7 +28,7 @@ from burnish.trainers.rl.batching import build_batch, build_rewards, turn_states
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.objective import PolicyObjective
 from burnish.trainers.telemetry.groups import describe_domains, describe_groups, describe_staleness
-from burnish.types import Author, FinishReason, Message, Prompt, Rollout, RolloutGroup, Turn
+from burnish.types import Author, FinishReason, Message, Rollout, Turn
 
 PAD = 0
 Span = tuple[Author, int]
@@ -42,19 +42,13 @@ def conversation(index: int, *spans: Span, group: int = 0, said: Sequence[str] =
         messages = () if author == "policy" or not said else (Message("tool", next(texts)),)
         turns.append(Turn(author, start, start + count, messages))
         start += count
-    sampled = [author == "policy" for author, count in spans for _ in range(count)]
-    return Rollout(
-        prompt_id=f"p{group}",
-        group_id=group,
-        sample_index=index,
-        prompt_tokens=(5, 6, 7),
-        response_tokens=tuple(4 + (3 * index + 5 * t) % 11 for t in range(start)),
-        rollout_logprobs=tuple(-0.5 if ours else 0.0 for ours in sampled),
-        finish_reason=FinishReason.STOP,
-        policy_version=0,
-        turns=tuple(turns),
-        **fields,
-    )
+    own = {
+        "prompt_tokens": (5, 6, 7),
+        "response_tokens": tuple(4 + (3 * index + 5 * t) % 11 for t in range(start)),
+        "rollout_logprobs": tuple(-0.5 if author == "policy" else 0.0 for author, count in spans for _ in range(count)),
+        "turns": tuple(turns),
+    }
+    return plain_rollout(start, group=group, index=index, **own | fields)
 
 
 def four_conversations() -> list[Rollout]:
@@ -73,7 +67,6 @@ def batch_of(rollouts: Sequence[Rollout], **fields: bool) -> Batch:
 
 def test_tokens_know_their_turn() -> None:
     batch = batch_of(four_conversations())
-    assert batch.turn_index is not None
     assert batch.turn_index.tolist() == [
         [0, 0, -1, -1, -1, 1, -1, -1],
         [0, 0, 0, -1, -1, -1, -1, -1],
@@ -84,14 +77,12 @@ def test_tokens_know_their_turn() -> None:
     plain = dataclasses.replace(four_conversations()[1], turns=())
     assert batch_of([plain]).turn_index is None
     mixed = batch_of([plain, four_conversations()[0]])
-    assert mixed.turn_index is not None
     assert mixed.turn_index[0].tolist() == [0, 0, 0, -1, -1, -1]
 
 
 def test_turns_travel_with_their_rows() -> None:
     batch = batch_of(four_conversations())
     picked = batch.select([1, 0])
-    assert picked.turn_index is not None
     assert picked.turn_index.tolist() == [[0, 0, 0, -1, -1, -1], [0, 0, -1, -1, -1, 1]]
     assert pickle.loads(pickle.dumps(batch)).host.trained_turns.tolist() == [2, 1, 3, 1]
     assert batch.to("meta").turn_index.device.type == "meta"  # type: ignore[union-attr]
@@ -108,7 +99,6 @@ def test_turns_are_counted_for_the_whole_step() -> None:
     cut = [dataclasses.replace(r, finish_reason=FinishReason.LENGTH) for r in four_conversations()[:1]]
     masked = batch_of([*cut, *four_conversations()[1:]], mask_truncated=True)
     assert count_denominators(masked) == Denominators(11, 3, 5)
-    assert masked.turn_index is not None
     assert masked.turn_index[0].tolist() == [0, 0, -1, -1, -1, 1, -1, -1]
     single = batch_of([dataclasses.replace(r, turns=()) for r in four_conversations()])
     assert count_denominators(single).num_turns == 4
@@ -137,8 +127,7 @@ def test_states_are_what_the_environment_showed_last() -> None:
 
 def credit(rollouts: Sequence[Rollout], algorithm: AlgorithmConfig, batch: Batch | None = None, kl_coef: float = 0.0):  # type: ignore[no-untyped-def]
     estimator = resolve_estimator(algorithm.estimator)
-    rows = [(RolloutGroup(Prompt(r.prompt_id, text="x"), r.group_id, ()), r) for r in rollouts]
-    rewards = build_rewards(rows)
+    rewards = build_rewards([(group_of(r), r) for r in rollouts])
     if "observation_ids_BT" in estimator.inputs:
         rewards = with_states(rewards, rollouts)
     batch = batch_of(rollouts) if batch is None else batch
@@ -220,7 +209,6 @@ def test_a_kl_in_the_reward_is_not_charged_for_what_a_tool_said(name: str) -> No
     found = []
     for fill in (0.0, -9.0):
         batch = batch_of(rows, mask_truncated=True)
-        assert batch.turn_index is not None
         old = torch.where(batch.turn_index >= 0, -1.0, fill)
         batch = batch.replace(old_logprobs=old, ref_logprobs=torch.full_like(old, -1.1))
         found.append(credit(rows, algorithm, batch, kl_coef=1.0))
@@ -231,29 +219,10 @@ def test_a_kl_in_the_reward_is_not_charged_for_what_a_tool_said(name: str) -> No
 
 def test_gae_discounts_by_turn_where_the_run_file_says_so() -> None:
     rows = [paid(four_conversations()[0], 0.0, 1.0)]
-    values = torch.zeros(1, 6)
-    by_turn = credit(
-        rows, AlgorithmConfig(estimator="gae", gamma=0.5, lam=1.0, discount="turn"), with_values(rows, values)
-    )
-    assert by_turn.returns.tolist() == [[0.5, 0.5, 0, 0, 0, 1]]
-    by_token = credit(rows, AlgorithmConfig(estimator="gae", gamma=0.5, lam=1.0), with_values(rows, values))
-    assert by_token.returns.tolist() == [[0.25, 0.5, 0, 0, 0, 1]]
-
-
-def with_values(rows: Sequence[Rollout], values: Tensor) -> Batch:
-    return batch_of(rows).replace(values=values)
-
-
-def test_values_and_advantages_are_carried_across_what_a_tool_said() -> None:
-    """The numbers are those of the conversation without the tool's tokens."""
-    batch = batch_of(four_conversations())
-    generator = torch.Generator().manual_seed(0)
-    rewards, values = (torch.randn(batch.loss_mask.shape, generator=generator) for _ in range(2))
-    found = gae(rewards, values, batch.loss_mask, gamma=0.9, lam=0.8)
-    for row, mask in enumerate(batch.loss_mask):
-        alone = (tensor[row : row + 1, mask] for tensor in (rewards, values, batch.loss_mask))
-        for part, expected in zip(found, gae(*alone, gamma=0.9, lam=0.8), strict=True):
-            torch.testing.assert_close(part[row : row + 1, mask], expected)
+    batch = batch_of(rows).replace(values=torch.zeros(1, 6))
+    for discount, first in (("turn", 0.5), ("token", 0.25)):
+        algorithm = AlgorithmConfig(estimator="gae", gamma=0.5, lam=1.0, discount=discount)
+        assert credit(rows, algorithm, batch).returns.tolist() == [[first, 0.5, 0, 0, 0, 1]]
 
 
 # Gradients
@@ -264,9 +233,7 @@ def objective(loss: str, aggregation: str) -> PolicyObjective:
     return PolicyObjective(row.function, {}, aggregation, 8, takes=row.more_inputs)
 
 
-def by_hand(
-    model: torch.nn.Module, rollouts: Sequence[Rollout], advantages: Tensor, weights: Tensor
-) -> dict[str, Tensor]:
+def by_hand(model: Any, rollouts: Sequence[Rollout], advantages: Tensor, weights: Tensor) -> dict[str, Tensor]:
     """The gradient of -sum w A logprob over the tokens that the policy sampled, row by row without padding."""
     model.zero_grad()
     for row, rollout in enumerate(rollouts):
@@ -277,9 +244,7 @@ def by_hand(
             for position in range(turn.start, turn.stop):
                 own = logprobs[prompt + position - 1, rollout.response_tokens[position]]
                 (-weights[row, position] * advantages[row, position] * own).backward(retain_graph=True)
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return found
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.slow_cases("*-token_mean-ppo_clip", "*-turn_mean_token_mean-turn_gspo")
@@ -287,9 +252,7 @@ def by_hand(
 @pytest.mark.parametrize("aggregation", ["token_mean", "turn_mean_token_mean"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
-def test_the_gradient_is_that_of_the_sampled_tokens_alone(
-    load: Callable[..., Any], packed: bool, family: str, aggregation: str, loss: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gradient_is_that_of_the_sampled_tokens_alone(load, packed, family, aggregation, loss, monkeypatch) -> None:
     """In one pass, and cut into micro-batches."""
     rollouts = four_conversations()
     batch = batch_of(rollouts)
@@ -319,12 +282,9 @@ def test_the_gradient_is_that_of_the_sampled_tokens_alone(
 def test_log_probabilities_of_what_a_tool_said_change_nothing(load: Callable[..., Any]) -> None:
     """Not the gradient, and none of the metrics: with 0 there, as rollouts have it, or with anything else."""
     batch = batch_of(four_conversations())
-    of = dataclasses.replace(
-        objective("turn_gspo", "turn_mean_token_mean"),
-        kl_coef=0.1,
-        entropy_coef=0.01,
-        correction=partial(correction_weights, level="turn", mode="truncate", low=0.5, high=2.0),
-    )
+    correction = partial(correction_weights, level="turn", mode="truncate", low=0.5, high=2.0)
+    plain = objective("turn_gspo", "turn_mean_token_mean")
+    of = dataclasses.replace(plain, kl_coef=0.1, entropy_coef=0.01, correction=correction)
     found = []
     for fill in (0.0, -7.0, math.nan):
         numbers = torch.linspace(-2.0, -0.1, batch.loss_mask.numel()).view(batch.loss_mask.shape)
@@ -351,14 +311,14 @@ def test_turns_cut_at_their_own_limit_are_told_from_responses_that_are() -> None
         dataclasses.replace(conversation(2, ("policy", 4), ("tool", 4)), **cut),  # by what a tool said
         conversation(3, ("policy", 4)),
     ]
-    group = RolloutGroup(Prompt("p0", text="x", domain="d"), 0, tuple(rows))
+    group = group_of(*rows)
     assert describe_groups([group], turn_limit=4)["conversation/cut_turn_fraction"].result() == 1 / 4
     assert "conversation/cut_turn_fraction" not in describe_groups([group])
 
 
 def test_lengths_and_staleness_count_what_was_sampled() -> None:
     rows = four_conversations()[:3]
-    group = RolloutGroup(Prompt("p0", text="x", domain="d"), 0, tuple(rows))
+    group = group_of(*rows, domain="d")
     metrics = {name: metric.result() for name, metric in describe_groups([group]).items()}
     assert metrics["rollout/response_tokens_sum"] == 3 + 3 + 4
     assert metrics["rollout/response_tokens_max"] == 4
@@ -366,5 +326,5 @@ def test_lengths_and_staleness_count_what_was_sampled() -> None:
     assert domain.result() == pytest.approx(10 / 3)
     aged = dataclasses.replace(rows[0], versions=((0, 0), (5, 1)))  # its second turn is of newer weights
     assert aged.tokens_by_version() == {0: 2, 1: 1}
-    one = dataclasses.replace(group, rollouts=(aged,))
-    assert describe_staleness([one], {0: 0, 1: 1}, step=2)["rollout/staleness"].result() == pytest.approx(2 / 3)
+    staleness = describe_staleness([group_of(aged)], {0: 0, 1: 1}, step=2)["rollout/staleness"]
+    assert staleness.result() == pytest.approx(2 / 3)

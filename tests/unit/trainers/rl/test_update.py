@@ -96,9 +96,7 @@ def test_each_minibatch_of_each_epoch_is_an_update() -> None:
     ],
     ids=["all", "an epoch skipped", "rows left out", "nothing to train on"],
 )
-def test_each_update_knows_its_place_in_the_plan_of_the_run(
-    algorithm: dict[str, Any], trained: list[bool], planned: list[int]
-) -> None:
+def test_each_update_knows_its_place_in_the_plan_of_the_run(algorithm, trained, planned) -> None:
     """Learning rates follow the plan: steps that were skipped before do not hold them back."""
     run = run_of(algorithm=algorithm, **TWO)
     advantages = torch.tensor([1.0, 0.0, 0.0, 0.0])[:, None].expand(4, 2)
@@ -127,6 +125,9 @@ def test_minibatches_are_whitened_by_themselves_where_asked_for(over: str) -> No
     assert row["advantage/mean"] == pytest.approx(0.0, abs=1e-6)
 
 
+CORRECTED = {"kl_in": "loss", "kl_coef": 0.1, "mismatch_correction": "token_truncate"}
+
+
 def test_fewer_rows_than_minibatches_leave_gaps_in_the_plan() -> None:
     run = run_of(optimization={"minibatches": 3, "epochs": 2})
     run.update(four_rows([True] * 4).select([0, 1]), 2, MetricStore())
@@ -140,20 +141,11 @@ def test_fewer_rows_than_minibatches_leave_gaps_in_the_plan() -> None:
         (TWO, False, True),
         ({"algorithm": {"preset": "dr_grpo", "kl_in": "reward", "kl_coef": 0.1, "kl_estimator": "k1"}}, True, True),
         ({"algorithm": {"preset": "dr_grpo", "kl_in": "loss", "kl_coef": 0.1}}, True, False),
-        (
-            {
-                "algorithm": {"kl_in": "loss", "kl_coef": 0.1, "mismatch_correction": "token_truncate"},
-                "rollout": {"top_p": 0.9},
-            },
-            True,
-            True,
-        ),
+        ({"algorithm": CORRECTED, "rollout": {"top_p": 0.9}}, True, True),
     ],
     ids=["one update", "several updates", "KL in the reward", "KL in the loss", "KL and a cut-off sampler"],
 )
-def test_old_logprobs_are_recomputed_only_where_they_are_needed(
-    sections: dict[str, Any], with_reference: bool, recomputed: bool
-) -> None:
+def test_old_logprobs_are_recomputed_only_where_they_are_needed(sections, with_reference, recomputed) -> None:
     reference = SimpleNamespace(logprobs=lambda batch: torch.full(batch.response_tokens.shape, -2.0))
     run = run_of(reference=reference if with_reference else None, **sections)
     batch = run.add_logprobs(four_rows([True] * 4), [])

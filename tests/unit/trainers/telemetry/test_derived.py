@@ -14,17 +14,9 @@ from burnish.types import Metric, Reduction
 
 def test_spreads_come_from_the_moments_and_the_moments_go() -> None:
     """Rewards 1, 1, 4: mean 2, mean square 6, standard deviation sqrt 2. Advantages -1, 3: mean 1, mean square 5."""
-    row = derive(
-        {
-            "rollout/response_tokens_sum": 30.0,
-            "reward/mean": 2.0,
-            "reward/square_mean": 6.0,
-            "advantage/mean": 1.0,
-            "advantage/square_mean": 5.0,
-            "advantage/raw_mean": 0.0,
-            "advantage/raw_square_mean": 9.0,
-        }
-    )
+    rewards = {"rollout/response_tokens_sum": 30.0, "reward/mean": 2.0, "reward/square_mean": 6.0}
+    advantages = {"advantage/mean": 1.0, "advantage/square_mean": 5.0}
+    row = derive({**rewards, **advantages, "advantage/raw_mean": 0.0, "advantage/raw_square_mean": 9.0})
     assert row["reward/std"] == pytest.approx(2**0.5)
     assert row["advantage/std"] == pytest.approx(2.0)
     assert row["advantage/raw_std"] == pytest.approx(3.0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import torch
 from plain_samples import group_of, plain_rollout
 
 from burnish.models.roles import RowEntropies
-from burnish.observability.alarms import Alarm, AlarmBell
+from burnish.observability.alarms import AlarmBell
 from burnish.observability.recorder import RolloutRecorder, read_rollouts
 from burnish.observability.timeline import TimelineRecorder
 from burnish.trainers.rl.batching import build_batch, scored
@@ -79,30 +79,12 @@ def test_without_an_update_no_row_has_an_advantage() -> None:
     assert rollout_notes(collected, None, why_left_out) == {}
 
 
-class Recording:
-    """Stands in for sinks, display and folder."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, int, dict[str, float]]] = []
-        self.alarms: list[Alarm] = []
-
-    def write(self, step: int, row: dict[str, float]) -> list[Alarm]:
-        self.rows.append(("sink", step, row))
-        return []
-
-    def update(self, step: int, row: dict[str, float]) -> None:
-        self.rows.append(("display", step, row))
-
-    def alarm(self, alarm: Alarm) -> None:
-        self.alarms.append(alarm)
-
-    def check(self) -> None: ...
-
-
-def journal(recorder: RolloutRecorder | None) -> tuple[Journal, Recording]:
-    heard = Recording()
+def journal(recorder: RolloutRecorder | None) -> tuple[Journal, Mock]:
+    """And what its sinks, display and folder are told, in order."""
+    heard = Mock()
+    heard.sinks.write.return_value = []
     timeline = Mock(spec=TimelineRecorder)
-    return Journal(recorder, heard, AlarmBell(), heard, timeline, heard), heard  # type: ignore[arg-type]
+    return Journal(recorder, heard.sinks, AlarmBell(), heard.display, timeline, heard.folder), heard
 
 
 def test_a_row_reaches_disk_before_the_display_and_an_alarm_is_said_once() -> None:
@@ -110,8 +92,9 @@ def test_a_row_reaches_disk_before_the_display_and_an_alarm_is_said_once() -> No
     row = {"rollout/truncated_fraction": 1.0}
     for step in range(1, 5):
         book.write(step, row)
-    assert heard.rows[:2] == [("sink", 1, row), ("display", 1, row)]
-    assert [alarm.name for alarm in heard.alarms] == ["all truncated"]
+    told = [one for one in heard.mock_calls if one in (call.sinks.write(1, row), call.display.update(1, row))]
+    assert told == [call.sinks.write(1, row), call.display.update(1, row)]
+    assert [one.args[0].name for one in heard.display.alarm.call_args_list] == ["all truncated"]
 
 
 def test_every_rollout_is_recorded_whatever_became_of_it(tmp_path: Path) -> None:

@@ -63,10 +63,6 @@ def test_branches_of_an_agent_count_once_in_the_mean() -> None:
     assert normalized(credit_of(a={"normalize": "domain"}), rows) == [-1.0, 1.0, -1.0]
 
 
-def test_equal_scores_become_zero() -> None:
-    assert normalized(credit_of(a={"normalize": "domain"}), rows_of(("a", (2.0, 2.0)))) == [0, 0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("over", ["group", "domain", "running"])
 @given(score=st.floats(-1e6, 1e6, width=32), greedy=st.floats(-10, 10, width=32), count=st.integers(1, 5))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,38 +35,25 @@ def loaded(folder: Path) -> LoadedModel:
 @pytest.fixture
 def config(folder: Path) -> Callable[..., RlConfig]:
     def build(*overrides: str, algorithm: str = "oai_2019", reward: str = "model:rm") -> RlConfig:
-        data: dict[str, Any] = {
-            "model": {"path": str(folder), "device": "cpu"},
-            "data": {"train": "a.txt"},
-            "rewards": reward,
-            "algorithm": algorithm,
-        }
+        model = {"path": str(folder), "device": "cpu"}
+        data = {"model": model, "data": {"train": "a.txt"}, "rewards": reward, "algorithm": algorithm}
         return load_run_data(data, overrides).config
 
     return build
 
 
 def one_row(tokens: tuple[int, ...], prompt: tuple[int, ...]) -> Batch:
-    size = len(tokens)
-    return batch_of(
-        [prompt],
-        [tokens],
-        values=torch.zeros(1, size),
-        returns=torch.linspace(0.5, 1.0, size)[None],
-        advantages=torch.linspace(-1.0, 1.0, size)[None],
-        rollout_logprobs=torch.zeros(1, size),
-    )
+    zeros, slope = torch.zeros(1, len(tokens)), torch.linspace(-1.0, 1.0, len(tokens))[None]
+    fields = {"values": zeros, "returns": 0.75 + 0.25 * slope, "advantages": slope, "rollout_logprobs": zeros}
+    return batch_of([prompt], [tokens], **fields)
 
 
-def test_a_critic_from_the_reward_model_begins_with_its_scores(
-    config: Callable[..., RlConfig], loaded: LoadedModel, folder: Path, tmp_path: Path
-) -> None:
+def test_a_critic_from_the_reward_model_begins_with_its_scores(config, loaded, folder, tmp_path) -> None:
     """The value before token t is the reward of the t tokens before it, the bias of the normalisation included."""
     model = new_reward_model(ModelConfig(path=str(folder), device="cpu"), Readout(), seed=3)
     model.normalise([0.0, 1.0], scale=True, measured_on="two")
     model.save(tmp_path)
     critic = build_separate_critic(config(algorithm="tldr_2020", reward=f"model:{tmp_path}"), loaded)
-    assert critic is not None
     response = (5, 6, 2)
     values = critic.values(one_row(response, (3, 4)))[0, 1:].tolist()
     assert values == pytest.approx(model.score([((3, 4), response[:t]) for t in (1, 2)]), abs=1e-5)
@@ -75,9 +61,7 @@ def test_a_critic_from_the_reward_model_begins_with_its_scores(
 
 
 @pytest.mark.parametrize("kind", ["shared", "separate"])
-def test_first_values_are_0_unless_the_head_has_a_spread(
-    kind: str, config: Callable[..., RlConfig], loaded: LoadedModel
-) -> None:
+def test_first_values_are_0_unless_the_head_has_a_spread(kind, config, loaded) -> None:
     found = {}
     for std in (0.0, 0.5):
         given = config(f"critic.kind={kind}", f"critic.head_init_std={std}")
@@ -123,5 +107,4 @@ def test_policy_and_head_step_as_by_one_optimizer(config: Callable[..., RlConfig
         for copy, gradient in zip(copies, gradients[step], strict=True):
             copy.grad = gradient
         joint.step()
-    for ours, theirs in zip(parameters, copies, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(parameters, copies, atol=1e-6, rtol=1e-5)

@@ -8,9 +8,10 @@ import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pytest
+from plain_samples import Engine
 from rich.console import Console
 
 from burnish.algorithms.advantages import resolve_estimator
@@ -20,6 +21,7 @@ from burnish.config.schema_rollout import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.forward.fast_paths import FastPaths
 from burnish.rollouts.engine import Sampling
+from burnish.trainers.rl.setup import parts
 from burnish.trainers.rl.setup.opened_models import open_rl_engine
 from burnish.trainers.rl.setup.parts import build_kl, open_scorer
 from burnish.trainers.rl.setup.preflight import (
@@ -32,13 +34,15 @@ from burnish.types import RolloutRequest
 
 
 def config_of(estimator: str, *, scoring: dict[str, Any] | None = None, size: int = 4, **algorithm: Any) -> RlConfig:
-    return RlConfig(
-        model="m",
-        rewards="exact",
-        algorithm={"estimator": estimator, **algorithm},
-        scoring=scoring or {},
-        rollout={"prompts_per_step": 2, "group_size": size},
-    )
+    rollout = {"prompts_per_step": 2, "group_size": size}
+    own = {"algorithm": {"estimator": estimator, **algorithm}, "scoring": scoring or {}, "rollout": rollout}
+    return RlConfig(model="m", rewards="exact", **own)
+
+
+def limited(output: Path | str, response_tokens: int = 30, **rollout: Any) -> RlConfig:
+    """A run whose prompts have 20 tokens at most."""
+    limits = {"max_prompt_tokens": 20, "max_response_tokens": response_tokens, **rollout}
+    return RlConfig(model="m", rewards="exact", output=str(output), rollout=limits)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +56,7 @@ def config_of(estimator: str, *, scoring: dict[str, Any] | None = None, size: in
         ("scoring.incomplete_score", {"scoring": {"incomplete_score": -1.0}}),
     ],
 )
-def test_what_acts_on_the_summed_score_is_refused_where_only_its_parts_are_read(
-    field: str, settings: dict[str, Any]
-) -> None:
+def test_what_acts_on_the_summed_score_is_refused_where_only_its_parts_are_read(field, settings) -> None:
     with pytest.raises(ConfigError, match=f"{field} is .* estimator 'gdpo' reads each reward by itself"):
         check_estimator(config_of("gdpo", **settings), resolve_estimator("gdpo"))
     check_estimator(config_of("grpo", **settings), resolve_estimator("grpo"))
@@ -66,11 +68,11 @@ def test_that_holds_for_what_domains_do_to_the_sum(settings: dict[str, Any]) -> 
     (field,) = settings
     domains = {"sums": {"train": "x", **settings}, "unseen": {"share": 0, "eval": "y"}}
     config = RlConfig(model="m", rewards="exact", domains=domains)
-    with pytest.raises(
-        ConfigError, match=rf"domains\.sums\.{field} is .* estimator 'gdpo' reads each reward by itself"
-    ):
+    told = rf"domains\.sums\.{field} is .* estimator 'gdpo' reads each reward by itself"
+    with pytest.raises(ConfigError, match=told):
         check_estimator(config, resolve_estimator("gdpo"))
     check_estimator(config, resolve_estimator("grpo"))
+    check_estimator(config_of("gdpo", kl_in="loss", kl_coef=0.1), resolve_estimator("gdpo"))
 
 
 def test_rewards_are_whitened_by_minibatch_only_for_estimators_that_read_each_response_alone() -> None:
@@ -83,10 +85,6 @@ def test_rewards_are_whitened_by_minibatch_only_for_estimators_that_read_each_re
     for name in ("grpo", "raw", "burnish.algorithms.advantages.outcome:raw"):
         with pytest.raises(ConfigError, match="whiten_over is minibatch"):
             check_estimator(config(name), resolve_estimator(name))
-
-
-def test_a_kl_in_the_loss_suits_every_estimator() -> None:
-    check_estimator(config_of("gdpo", kl_in="loss", kl_coef=0.1), resolve_estimator("gdpo"))
 
 
 def test_a_group_of_one_is_refused_for_estimators_from_outside_too() -> None:
@@ -128,6 +126,7 @@ def test_sampling_ahead_in_the_processes_that_train_saves_no_time(staleness: int
 
 
 JUDGE = {"name": "judge", "options": {"model_path": "somewhere"}}
+SERVED = {"name": "judge", "options": {"url": "http://localhost/v1", "model": "m"}}
 AHEAD = {"max_staleness": 1, "cluster": {"rollout_workers": 1}}
 
 
@@ -143,13 +142,11 @@ AHEAD = {"max_staleness": 1, "cluster": {"rollout_workers": 1}}
         (["model:rm"], AHEAD, True),
         (["model:rm"], {"cluster": {"rollout_workers": 1}}, False),
         (["model:rm"], {"max_staleness": 1, "cluster": {"rollout_workers": 1, "trainers": 2}}, False),
-        ([{"name": "judge", "options": {"url": "http://localhost/v1", "model": "m"}}, "model:rm"], AHEAD, True),
-        ([{"name": "judge", "options": {"url": "http://localhost/v1", "model": "m"}}], AHEAD, False),
+        ([SERVED, "model:rm"], AHEAD, True),
+        ([SERVED], AHEAD, False),
     ],
 )
-def test_no_faster_precision_where_two_models_compute_at_once(
-    rewards: list[Any], settings: dict[str, Any], twice: bool
-) -> None:
+def test_no_faster_precision_where_two_models_compute_at_once(rewards, settings, twice: bool) -> None:
     config = RlConfig.model_validate({"model": "m", "rewards": rewards, **settings})
     assert computes_twice_at_once(config) is twice
     assert len(precision_lines(config)) == twice
@@ -157,13 +154,9 @@ def test_no_faster_precision_where_two_models_compute_at_once(
 
 def test_pages_are_chosen_by_the_trained_model_before_rewards_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    monkeypatch.setattr(
-        "burnish.trainers.rl.setup.parts.choose_pages", lambda model: done.append(f"pages of {model.path}")
-    )
-    monkeypatch.setattr(
-        "burnish.trainers.rl.setup.parts.ProcessRewardScorer",
-        lambda *given, **named: done.append("rewards") or MagicMock(),
-    )
+    scorer = Mock(side_effect=lambda *_, **__: done.append("rewards") or MagicMock())
+    monkeypatch.setattr(parts, "choose_pages", lambda model: done.append(f"pages of {model.path}"))
+    monkeypatch.setattr(parts, "ProcessRewardScorer", scorer)
     with open_scorer(config_of("grpo"), Console(quiet=True), FastPaths()):
         assert done == ["pages of m", "rewards"]
 
@@ -177,20 +170,11 @@ def test_vllm_needs_an_interpreter_that_has_it() -> None:
 
 
 def unloaded_model() -> Any:
-    return SimpleNamespace(
-        model=None,
-        tokenizer=None,
-        eos_token_ids=(),
-        pad_token_id=0,
-        context_length=100,
-        plain=False,
-        kernels="auto",
-        paths=None,
-        vocabulary=16,
-    )
+    facts = {"eos_token_ids": (), "pad_token_id": 0, "context_length": 100, "plain": False, "kernels": "auto"}
+    return SimpleNamespace(model=None, tokenizer=None, paths=None, vocabulary=16, **facts)
 
 
-class Held:
+class Held(Engine):
     """An engine that holds something."""
 
     held = False
@@ -205,24 +189,16 @@ class Held:
     def __exit__(self, *exception: object) -> None:
         Held.held = False
 
-    def generate(self) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def take_metrics(self) -> None: ...
-
 
 def test_an_engine_that_holds_something_is_let_go_however_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     made = types.ModuleType("engines_of_mine")
     vars(made).update(Held=Held)
     monkeypatch.setitem(sys.modules, "engines_of_mine", made)
-    config = config_of("grpo")
-    rollout = {"engine": "engines_of_mine:Held", "max_prompt_tokens": 20, "max_response_tokens": 30}
-    config = config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
-    loaded = unloaded_model()
+    config = limited("out")
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": "engines_of_mine:Held"})})
 
     def fail() -> None:
-        with open_rl_engine(config, loaded, Console()):
+        with open_rl_engine(config, unloaded_model(), Console()):
             assert Held.held
             raise ZeroDivisionError
 
@@ -232,15 +208,9 @@ def test_an_engine_that_holds_something_is_let_go_however_the_run_ends(monkeypat
 
 
 def test_vllm_is_told_the_longest_context_that_the_run_needs(tmp_path: Path) -> None:
-    config = RlConfig(
-        model="m",
-        rewards="exact",
-        output=str(tmp_path),
-        rollout={"engine": "vllm", "max_prompt_tokens": 20, "max_response_tokens": 30},
-    )
-    loaded = unloaded_model()
-    request = RolloutRequest.of("p", 0, (1,) * 60, (0,))
-    with open_rl_engine(config, loaded, Console()) as engine, pytest.raises(RolloutError, match="context of 50"):
+    config, request = limited(tmp_path, engine="vllm"), RolloutRequest.of("p", 0, (1,) * 60, (0,))
+    opening = open_rl_engine(config, unloaded_model(), Console())
+    with opening as engine, pytest.raises(RolloutError, match="context of 50"):
         engine.generate([request], Sampling(4), seed=0, step=0)
 
 
@@ -254,10 +224,8 @@ def test_the_local_engine_is_told_as_well_and_says_what_is_slower(tmp_path: Path
     loaded.model = GPTNeoForCausalLM(GPTNeoConfig(**sizes, **layers)).eval()
     said = []
     for tokens in (30, 31):
-        rollout = {"max_prompt_tokens": 20, "max_response_tokens": tokens}
-        config = RlConfig(model="m", rewards="exact", output=str(tmp_path), rollout=rollout)
         console = Console(record=True, width=200)
-        with open_rl_engine(config, loaded, console):
+        with open_rl_engine(limited(tmp_path, tokens), loaded, console):
             said.append(console.export_text())
     assert said[0] == ""
     assert "sampling is slower than for most models: this gpt_neo model" in said[1]
