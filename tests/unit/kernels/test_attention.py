@@ -33,9 +33,7 @@ def visible(groups: Sequence[Sequence[torch.Tensor]], slots: int) -> torch.Tenso
     return sees
 
 
-def compare(
-    groups: Sequence[Sequence[int]], heads: tuple[int, int], size: int, dtype: torch.dtype, tolerance: float
-) -> None:
+def compare(groups, heads: tuple[int, int], size: int, dtype: torch.dtype, tolerance: float) -> None:
     slots = sum(map(sum, groups))
     generator = torch.Generator().manual_seed(slots)
     sequences = sequences_of(groups, torch.randperm(slots, generator=generator))
@@ -52,9 +50,8 @@ def compare(
     wanted = [exact, *torch.autograd.grad(exact, exact_leaves, outer.double())]
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype is dtype
-        assert float((one.detach().double() - other.detach()).norm()) <= tolerance * max(
-            float(other.detach().norm()), 1
-        )
+        size = float(other.detach().norm())
+        assert float((one.detach().double() - other.detach()).norm()) <= tolerance * max(size, 1)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 0.01)])
@@ -94,17 +91,14 @@ def test_what_is_no_number_stays_in_its_own_rows() -> None:
     """Slot 3, in the first response, is seen by slot 4 only; the other response and the prompt know nothing of it."""
     leaves = [torch.randn(8, heads, 16) for heads in (2, 1, 1)]
     leaves[1][3] = torch.nan
-    output = attention_kernels(torch.float32).attend(
-        *leaves, SequenceGroups.of([[torch.arange(2), torch.arange(2, 5), torch.arange(5, 8)]]), 0.25
-    )
+    groups = SequenceGroups.of([[torch.arange(2), torch.arange(2, 5), torch.arange(5, 8)]])
+    output = attention_kernels(torch.float32).attend(*leaves, groups, 0.25)
     assert output.isnan().any(-1).any(-1).tolist() == [False, False, False, True, True, False, False, False]
 
 
 @pytest.mark.parametrize(("heads", "size"), [((4, 2), 8), ((2, 1), 80)])
 @pytest.mark.parametrize("groups", [[[40, 17, 0, 33]], [[70]], [[1, 1], [16, 16]], [[17, 1], [1, 49]]])
-def test_scratch_memory_is_enough(
-    groups: list[list[int]], heads: tuple[int, int], size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scratch_memory_is_enough(groups, heads, size, monkeypatch) -> None:
     """On one thread nothing is written behind what was asked for."""
     asked: list[torch.Tensor] = []
     empty = torch.empty

@@ -15,12 +15,10 @@ DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6),
 SIZES = pytest.mark.parametrize(("rows", "size"), [(1, 8), (3, 18), (7, 64), (70, 512)])
 
 
-def compare(
-    kernel: Callable[..., Sequence[Tensor]],
-    exact: Callable[..., Sequence[Tensor]],
-    inputs: Sequence[Tensor],
-    tolerance: float,
-) -> None:
+Run = Callable[..., Sequence[Tensor]]
+
+
+def compare(kernel: Run, exact: Run, inputs: Sequence[Tensor], tolerance: float) -> None:
     """Outputs, and gradients of every input for random gradients of the outputs."""
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     exact_leaves = [tensor.double().requires_grad_() for tensor in inputs]
@@ -63,12 +61,10 @@ def test_only_one_of_the_norms_outputs_is_used(used: int) -> None:
     def exact(states: Tensor, more: Tensor) -> Sequence[Tensor]:
         return [(states + more, norm(states + more, weight.double(), 1e-6))[used]]
 
-    compare(
-        lambda states, more: [train_kernels(torch.float32).normalise(states, more, weight, 1e-6)[used]],
-        exact,
-        (states, more),
-        2e-6,
-    )
+    def kernel(states: Tensor, more: Tensor) -> Sequence[Tensor]:
+        return [train_kernels(torch.float32).normalise(states, more, weight, 1e-6)[used]]
+
+    compare(kernel, exact, (states, more), 2e-6)
 
 
 def test_frozen_norms_get_no_gradient() -> None:
@@ -89,12 +85,8 @@ def test_rotation(rows: int, heads: int, size: int, dtype: torch.dtype, toleranc
         first, second = states.chunk(2, dim=-1)
         return [states * cosine.double()[:, None] + torch.cat([-second, first], dim=-1) * sine.double()[:, None]]
 
-    compare(
-        lambda states: [train_kernels(dtype).rotate(states, cosine, sine)],
-        exact,
-        [torch.randn(rows, heads, size).to(dtype)],
-        tolerance,
-    )
+    states, kernels = torch.randn(rows, heads, size).to(dtype), train_kernels(dtype)
+    compare(lambda states: [kernels.rotate(states, cosine, sine)], exact, [states], tolerance)
 
 
 @DTYPES
@@ -103,12 +95,8 @@ def test_gate(rows: int, size: int, dtype: torch.dtype, tolerance: float) -> Non
     torch.manual_seed(0)
     inputs = (torch.randn(2, rows, size) * 5).to(dtype)
     inputs[0, 0, :4] = torch.tensor([0.0, 100.0, -100.0, -87.5])
-    compare(
-        lambda gate, up: [train_kernels(dtype).gate(gate, up)],
-        lambda gate, up: [silu(gate) * up],
-        tuple(inputs),
-        tolerance,
-    )
+    kernels = train_kernels(dtype)
+    compare(lambda *both: [kernels.gate(*both)], lambda gate, up: [silu(gate) * up], tuple(inputs), tolerance)
 
 
 def test_inputs_need_not_be_contiguous() -> None:
