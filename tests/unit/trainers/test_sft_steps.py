@@ -7,19 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from burnish.data.sft import SftExample
 from burnish.forward.attention import packs_rows
@@ -27,19 +15,18 @@ from burnish.forward.batch import TokenScores
 from burnish.forward.probe import use_packed_rows
 from burnish.forward.scoring import ResponseScorer
 from burnish.models.roles import count_denominators
+from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.objective import LikelihoodObjective
 from burnish.trainers.sft import build_sft_batch, token_weights
 
 SIZES = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
 FAMILIES = {
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, **HEADS, sliding_window=None)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS, head_dim=8)),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES, **HEADS, bos_token_id=0, eos_token_id=1)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, **HEADS, head_dim=8, sliding_window=64)),
-    "qwen3_moe": lambda: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**SIZES, **HEADS, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
-    ),
+    "mistral": {"sliding_window": None},
+    "qwen3": {"head_dim": 8},
+    "phi3": {"bos_token_id": 0, "eos_token_id": 1},
+    "gemma2": {"head_dim": 8, "sliding_window": 64},
+    "qwen3_moe": {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -75,7 +62,8 @@ def test_an_example_does_not_see_its_neighbours(load, family: str, packed: bool,
     monkeypatch.setattr("burnish.forward.packing.PAYS", math.inf if packed else 0.0)
     if family in FAMILIES:
         torch.manual_seed(0)
-        model = FAMILIES[family]().eval()
+        config = AutoConfig.for_model(family, **SIZES, **HEADS, **FAMILIES[family])
+        model = AutoModelForCausalLM.from_config(config).eval()
         packs = packed and use_packed_rows(model)
     else:
         model, packs = load(family, plain=not packed).model, packed
@@ -89,7 +77,6 @@ def test_an_example_does_not_see_its_neighbours(load, family: str, packed: bool,
 def test_weights_have_mean_1_over_the_trained_tokens() -> None:
     """Rows of 3 and 1 trained tokens and weights 1 and 5: 3 * 1 + 1 * 5 = 8 over 4 tokens, so a factor of 1/2."""
     batch = build_sft_batch([example((4, 5, 6, 7), ".xxx"), example((4, 5), ".x", 5.0)], pad_token_id=2)
-    assert batch.weights is not None
     assert batch.weights[:, 0].tolist() == [0.5, 2.5]
     assert token_weights([1.0, 1.0], batch.loss_mask) is None
 
@@ -101,17 +88,13 @@ def test_the_weighted_mean_does_not_depend_on_micro_batches(dynamic: bool) -> No
     batch, objective = build_sft_batch(rows, pad_token_id=2), LikelihoodObjective(dynamic)
     logprobs = -torch.tensor([[1.0, 2.0], [4.0, 0.0]])
     denominators = count_denominators(batch)
-    cuts = [[[0, 1]], [[0], [1]], [[1], [0]]]
-    for cut in cuts:
+    losses = [nll * (math.exp(-nll) if dynamic else 1) for nll in (1.0, 2.0, 4.0)]
+    expected = (losses[0] + losses[1] + 3 * losses[2]) / 5
+    for cut in ([[0, 1]], [[0], [1]], [[1], [0]]):
         chosen = [batch.select(rows) for rows in cut]
         widths = [part.loss_mask.shape[1] for part in chosen]
         scores = [TokenScores(logprobs[rows, :width]) for rows, width in zip(cut, widths, strict=True)]
         parts = [objective(*given, denominators) for given in zip(scores, chosen, strict=True)]
-        losses = [1.0, 2.0, 4.0] if not dynamic else [nll * math.exp(-nll) for nll in (1.0, 2.0, 4.0)]
-        expected = (losses[0] + losses[1] + 3 * losses[2]) / 5
         assert float(sum(part.loss for part in parts)) == pytest.approx(expected)
-        first, *later = [part.metrics["train/loss"] for part in parts]
-        for metric in later:
-            first = first.merge(metric)
-        assert first.result() == pytest.approx(expected)
+        assert MetricStore.of(part.metrics for part in parts).row()["train/loss"] == pytest.approx(expected)
         assert ("train/cross_entropy" in parts[0].metrics) is dynamic

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from runs import preference_run, untimed_rows
+from runs import ctrl_c_in_step, preference_run, untimed_rows
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema_data import ModelConfig
@@ -25,10 +25,8 @@ from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators
-from burnish.trainers.interrupt import StopRequest
-from burnish.trainers.outer_loop import run_loop
 from burnish.trainers.preferences.batches import build_batch, mismatched, responses_of
-from burnish.trainers.preferences.loop import PreferRun, open_prefer_run, train_preferences
+from burnish.trainers.preferences.loop import open_prefer_run, train_preferences
 from burnish.trainers.preferences.measuring import evaluate_prefer_run
 from burnish.trainers.preferences.objective import matched, objective_of
 from burnish.trainers.preferences.reference import REFERENCE_FILE, KeptReference
@@ -64,9 +62,8 @@ def test_held_out_preferences_are_learned(prefer_run: Callable[..., PreferConfig
     assert last["step"] == 48
     assert last["eval/accuracy"] > max(0.7, first["eval/accuracy"] + 0.1)
     assert last["eval/loss"] < first["eval/loss"]
-    measured = evaluate_prefer_run(
-        config, console=QUIET, weights=Path(config.output) / "checkpoints/step-000048/policy"
-    )
+    saved = Path(config.output) / "checkpoints/step-000048/policy"
+    measured = evaluate_prefer_run(config, console=QUIET, weights=saved)
     assert measured.metrics["eval/accuracy"] == last["eval/accuracy"]
     assert measured.metrics["eval/margin"] == pytest.approx(last["eval/margin"], abs=1e-5)
 
@@ -88,9 +85,7 @@ def test_the_first_step_is_log_two(prefer_run: Callable[..., PreferConfig]) -> N
     [["model.dtype=bfloat16"], *(["model.lora.rank=8", f"model.quantization={kind}"] for kind in ("int8", "nf4"))],
     ids=["bfloat16", "int8", "nf4"],
 )
-def test_small_number_types_begin_at_the_reference_and_learn(
-    prefer_run: Callable[..., PreferConfig], model_fields: list[str]
-) -> None:
+def test_small_number_types_begin_at_the_reference_and_learn(prefer_run, model_fields: list[str]) -> None:
     config = prefer_run(*model_fields, "optimization.learning_rate=1e-2", "evaluation.every_steps=null")
     train_preferences(config, console=QUIET)
     first, second, *_, last = untimed_rows(config.output)
@@ -101,24 +96,11 @@ def test_small_number_types_begin_at_the_reference_and_learn(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(
-    prefer_run: Callable[..., PreferConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
-) -> None:
-    whole = prefer_run(f"losses={loss}", f"output={tmp_path / 'whole'}")
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(prefer_run, tmp_path: Path, loss: str) -> None:
+    whole, cut = prefer_run(f"losses={loss}", f"output={tmp_path / 'whole'}"), prefer_run(f"losses={loss}")
     train_preferences(whole, console=QUIET)
-    cut = prefer_run(f"losses={loss}")
-    stop = StopRequest()
-    step = PreferRun.train_step
-
-    def stops_after_three(run: PreferRun) -> dict[str, float]:
-        row = step(run)
-        if run.progress.step == 3:
-            stop.requested = True
-        return row
-
-    with monkeypatch.context() as patch, open_prefer_run(cut, QUIET) as run:
-        patch.setattr(PreferRun, "train_step", stops_after_three)
-        run_loop(run, stop)
+    with ctrl_c_in_step(3):
+        assert train_preferences(cut, console=QUIET).step == 3
     kept = (tmp_path / "run" / REFERENCE_FILE).stat().st_mtime_ns
     train_preferences(cut, console=QUIET)
     assert (tmp_path / "run" / REFERENCE_FILE).stat().st_mtime_ns == kept
@@ -160,9 +142,7 @@ def test_a_lost_reference_is_that_of_the_start(prefer_run: Callable[..., PreferC
 
 
 @pytest.mark.slow
-def test_a_reference_may_be_another_model(
-    prefer_run: Callable[..., PreferConfig], model: Path, tmp_path: Path, save_tiny_llama: Callable[..., Path]
-) -> None:
+def test_a_reference_may_be_another_model(prefer_run, model: Path, tmp_path: Path, save_tiny_llama) -> None:
     start = prefer_run("steps=3", f"output={tmp_path / 'start'}")
     train_preferences(start, console=QUIET)
     same = prefer_run("steps=3", f"output={tmp_path / 'same'}", f"reference={model}")
@@ -189,11 +169,9 @@ def test_micro_batches_change_nothing(model: Path, loss: str) -> None:
     for tokens in (8, 10_000):
         loaded = load_model(ModelConfig(path=str(model), device="cpu"), seed=0)
         policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10), tokens_per_microbatch=tokens)
-        reference = KeptReference(
-            {one.text: np.full(len(one.text[1]), -1 - 0.1 * n, np.float32) for n, one in enumerate(rows)}
-        )
+        scores = {one.text: np.full(len(one.text[1]), -1 - 0.1 * n, np.float32) for n, one in enumerate(rows)}
         objective = objective_of([(loss, 1.0, {})], {}, length_normalised=False)
-        batch = build_batch(rows, reference, pad_token_id=0, in_pairs=loss != "kto")
+        batch = build_batch(rows, KeptReference(scores), pad_token_id=0, in_pairs=loss != "kto")
         if objective.sorts is not None:
             batch = matched(batch, policy.logprobs(batch).logprobs_BT, objective.sorts)
         parts = [part for _, part in policy._scorer.trunk.split(batch, tokens)]
@@ -264,9 +242,7 @@ def test_rated_responses_are_read(prefer_run: Callable[..., PreferConfig], tmp_p
         (["ties=half"], "ties"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(
-    prefer_run: Callable[..., PreferConfig], overrides: list[str], message: str
-) -> None:
+def test_settings_that_cannot_work_are_refused(prefer_run, overrides: list[str], message: str) -> None:
     with pytest.raises(BurnishError) as refused:
         train_preferences(prefer_run(*overrides), console=QUIET)
     assert message in str(refused.value).replace("\n", " ")
