@@ -461,6 +461,33 @@ RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
         [("May 5", "May 6"), ("\\boxed{(B) 5}", "(A) 5"), ("\\boxed{B}", "(A) 5"), ("ten point five", "10"),
          ("three out of five", "3"), ("one hundredth", "1")],
     ),
+    "angles, bases, and letters that could be a unit": (
+        [("\\boxed{45^\\circ}", "\\frac{\\pi}{4}"), ("\\boxed{\\frac{2\\pi}{3}}", "120^\\circ"), ("1011", "1011_2"),
+         ("\\boxed{FF}", "FF_{16}"), ("\\boxed{2\\pi hr}", "2\\pi r h"), ("\\boxed{^3/_5}", "0.6"), ("³⁄₅", "0.6"),
+         ("\\boxed{0.\\dot{3}\\dot{6}}", "4/11"), ("\\boxed{0.1666\\ldots}", "1/6"), ("\\boxed{{}^6C_2}", "15"),
+         ("\\boxed{5!=120}", "120"), ("\\boxed{\\text{2 hours and 30 minutes}}", "150 minutes"),
+         ("\\boxed{\\text{18元}}", "18"), ("\\boxed{\\text{5:30 PM}}", "5:30 PM"), ("\\boxed{\\text{May 5}}", "May 5"),
+         ("\\boxed{x \\in \\mathbb{R}, x \\ne 3}", "(-\\infty,3)\\cup(3,\\infty)"), ("\\boxed{(d)\\ 7}", "7")],
+        [("\\boxed{30^\\circ}", "\\frac{\\pi}{3}"), ("\\boxed{\\pi}", "180"), ("1011", "11_2"), ("1011_2", "1011"),
+         ("A", "A_2"), ("5 mg", "5 g"), ("\\boxed{^3/_5}", "5/3"), ("x != 3", "3"),
+         ("\\boxed{\\text{2 hours and 30 minutes}}", "2 hours"), ("\\boxed{\\text{5元以上}}", "5"), ("x^2C_1", "2")],
+    ),
+    "what a chain of equations ends with": (
+        [("So $\\tan A = \\frac{\\sin A}{\\cos A} = \\frac{8}{15}$.", "8/15"), ("$1+2+\\dots+10 = 55$", "55"),
+         ("Hence $\\frac{a}{b} = \\frac{3}{4}$.", "3/4"), ("\\boxed{P(A \\cap B) = \\frac16}", "1/6"),
+         ("\\boxed{f^{-1}(x) = 2x}", "2x"), ("\\boxed{E[X] = 3.5}", "7/2"), ("$24 \\equiv 3 \\pmod 7$", "3"),
+         ("\\begin{align*} A &= \\pi r^2 \\\\ &= 9\\pi. \\end{align*}", "9\\pi"), ("Answer: \\(x\\) equals 9.", "9"),
+         ("## Answer:\nThe value of $n$ is **37**.", "37"), ("The roots are 2 and 5, so their sum is 7.", "7"),
+         ("12. Check: 5 + 7 = 12. So our answer is correct.", "12"), ("故答案为：$x=1$ 或 $x=-3$。", "1,-3"),
+         ("N leaves a remainder of 3 when divided by 8.", "3"), ("So there are 12 divisors of 72.", "12"),
+         ("Las soluciones son x = 4 y x = -4.", "4,-4"), ("Das Ergebnis ist 0,125.", "1/8"), ("选 $C$。", "C")],
+        [("\\boxed{\\ln(x+1) = 2}", "2"), ("\\boxed{2x+1=7}", "7"), ("\\boxed{\\sin x = 2}", "x = 2"), ("不选C。", "C"),
+         ("The roots are 2 and 5, so their sum is 7.", "2,5"), ("So there are 12 or 13 divisors of 72.", "12"),
+         ("\\boxed{1, 2, \\ldots, 10}", "10"), ("The answer is 12. However, that is wrong.", "12"),
+         ("So x = 12. This contradicts the given condition.", "12"), ("It would have had to be 12.", "12"),
+         ("So far I have \\boxed{12", "12"), ("I get 12, but 15 is also possible.", "15"),
+         ("The answer is 42 less than 100.", "42"), ("There are 12 apples, 5 of which are red.", "5")],
+    ),
 }
 # fmt: on
 

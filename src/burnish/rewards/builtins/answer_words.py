@@ -26,11 +26,11 @@ def pattern(phrases: str, behind: str = "") -> re.Pattern[str]:
 
 _SET_BY = {  # nouns, and what may follow them: verbs and signs
     "en": (
-        r"\b(?:answers?|solution\ssets?|(?:correct|right)\s(?:option|choice)|(?:solutions|roots)(?=\s[^.\n]{0,60}\bare\b))",
+        r"\b(?:answers?|solution\ssets?|final\ssolution|(?:correct|right)\s(?:option|choice)|(?:solutions|roots)(?=\s[^.\n]{0,60}\bare\b))",
         r"is|are|equals|was|were|[-=]{1,2}>|(?:would|must|should)\sbe|(?:comes|comes\sout|turns\sout)\sto(?:\sbe)?|[—–-](?=\s)",
     ),
     "zh": ("答案|解答|结果|結果|答", r"应该是|應該是|应为|應為|等于|等於|[是为為]|(?=[\s\d$\\-]|[不并至大小介在])"),
-    "zh_choice": ("(?:故|应该?|所以|因此|答案)选择?|正确的?选项[是为]", r"(?=[\sA-J])"),
+    "zh_choice": (r"(?:故|应该?|所以|因此|答案|(?<!\w))选择?|正确的?选项[是为]", r"(?=[\s$A-J])"),
     "ja": ("答え|正解|解答", "は|が"),
     "ko": ("정답|답|결과", "은|는|이"),
     "ar": ("الإجابة|الجواب|الاجابة", "هي|هو|تساوي|(?=ليس)"),
@@ -39,7 +39,10 @@ _SET_BY = {  # nouns, and what may follow them: verbs and signs
     "es": (r"\b(?:respuestas?|soluci[oó]n(?:es)?|resultados?)\b", "es|son|ser[ií]a"),
     "fr": (r"\b(?:r[ée]ponses?|r[ée]sultats?|solutions?(?=\s(?:est|sont)))\b", "est|sont"),
     "de": (r"\b(?:Antwort|Lösung|Ergebnis)(?:en)?", "lautet|ist|beträgt|sind|lauten"),
-    "pt": (r"\b(?:respostas?|resultados?|rispost[ae]|risultat[oi]|soluzione)\b", "[ée]|è|s[ãa]o|sono|ser[ií]a"),
+    "pt": (
+        r"\b(?:respostas?|resultados?|rispost[ae]|risultat[oi]|soluzion[ei]|solu[çc](?:ão|ões))\b",
+        "[ée]|è|s[ãa]o|sono|ser[ií]a",
+    ),
     "vi": (r"\b(?:đáp\sán|câu\strả\slời)", "là"),
     "tr": (r"\bcevap", r"(?=\s)"),
     "choice": (
@@ -73,6 +76,7 @@ DENIED_BEHIND = re.compile(
     r"(?:(?:n['’]t|\snot)\s(?:right|correct|possible|valid)|\s(?:wrong|incorrect|false|impossible|extraneous|rejected|ruled\sout|too))\b"
     r"|\s(?:is|was)\snot\b|fails\b|(?:does|do|did)(?:n['’]t|\snot)\swork\b)"
 )
+JUDGED = pattern("(?:indeed )?(?:correct|right|reasonable|verified|confirmed)", behind=r"\W*(?:$|[.!,\n])")
 SUPPOSED = pattern(
     r"""if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought,
     (?:some|many|most|people|others|students)(?:\s\w+)? (?:say|claim|believe|think|guess|get)(?: that)?,
@@ -87,9 +91,9 @@ CORRECTED = pattern(
 )
 OPEN = pattern(
     r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to, under, over,
-    above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown, unclear, anything,
-    everything, any of, one of, almost, nearly, different, unequal, exceed(?:s|ing)?, bounded, except,
-    (?<!none )(?<!no )other than, all but, exclude, reject,
+    above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may)(?: \w+)? be, unknown, unclear,
+    anything, everything, would have had to be, any of, one of, almost, nearly, different, unequal, exceed(?:s|ing)?,
+    bounded, except, (?<!none )(?<!no )other than, all but, exclude, reject,
     close to, any number, entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de,
     menos de, au moins, au plus, peut-être, (?:supérieure?|inférieure?) à, plus de, moins de,
     mindestens, höchstens, zwischen, vielleicht, (?:größer|kleiner|mehr|weniger) als,
@@ -105,10 +109,10 @@ OPERATED = pattern(
 )
 OPEN_BEHIND = re.compile(
     r"(?:st|nd|rd|th)\s(?:prime|term|power|root|row|digit|multiple|triangular|(?:\w+\s)?number)\b"
-    r"|(?:\s+[^\W\d_]+){0,3}?[\s,;(]*(?:\b(?:alternatively|sorry|remainder|factorial|to\sthe\spower|(?:more|less|fewer)\sthan\s\W?(?:\d|[b-z]\b)|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
+    r"|(?:\s+[^\W\d_]+){0,3}?[\s,;(]*(?:\b(?:alternatively|sorry|remainder|factorial|to\sthe\spower|(?:more|less|fewer)\sthan\s\W?(?:\d+|[b-z])|(?:at\s(?:most|least)|max(?:imum)?|minimum|tops)(?!\s\w)"
     r"|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer|higher|lower|greater|smaller|larger|above|below|over|under|up)"
     r"|unless|except|otherwise)\b|\+(?!\d)|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))"
-    r"|[\s(,;.]*(?:\b(?:but|though|although|still)\s)?(?:it|that|the\sanswer)?\s*\b(?:could|might|may)\s(?:\w+\s)?be\s\W?\d"
+    r"|\s(?:is|are)\salso\s(?:possible|plausible)|[\s(,;.]*(?:\b(?:but|though|although|still)\s)?(?:it|that|the\sanswer)?\s*\b(?:could|might|may)\s(?:\w+\s)?be\s\W?\d"
     r"|[\s(,]*\b(?:if|when)\b[^.\n]{0,80}?\b(?:if|when|else|otherwise|were)\b",
     re.IGNORECASE,
 )
@@ -133,9 +137,9 @@ CORRECTION = (  # what another value follows
     r"(?:(?:es|est|ist|c['’]est)\s|(?:it|that)(?:['’]s|\sis)\s|I\smeant\s|make\s(?:it|that)\s)?(?:actually\s)?"
 )
 TAKEN_BACK = re.compile(
-    r"(?:^|(?<=[.!?}$*\n]))\s{0,9}(?:(?:actually|hmm|wait|no|oh|sorry|but)[,.!…\s]{1,9}){0,3}(?:that|this|it)"
+    r"(?:^|(?<=[.!?}$*\n]))\s{0,9}(?:(?:actually|hmm|wait|no|oh|sorry|but|however|(?:up)?on\s\w+(?:\s\w+)?)[,.!…\s]{1,9}){0,3}(?:that|this|it)"
     r"(?:(?:['’]s|\sis|\swas)\s(?:wrong|incorrect|false|not\s(?:right|correct)|a\smistake)\b(?!\s(?:that|to))"
-    r"|\scan(?:['’]t|not)\sbe\s(?:right|correct)\b)|(?<=[.!?}$*\n])\s{0,9}no,?\swait\b"
+    r"|\scan(?:['’]t|not)\sbe\s(?:right|correct)\b|\scontradicts\s(?:the|our|a|what)\s(?:conditions?|given|facts?|constraints?|requirements?|problem)\b)|(?<=[.!?}$*\n])\s{0,9}no,?\swait\b"
     r"|(?<=[.!?。])\s{0,9}(?:das\sist\sfalsch|eso\ses\sincorrecto|c['’]est\sfaux|это\sневерно|这是错的|これは間違い)"
     r"|[，,。、]\s?(?:不对|不，|いや)，?是?(?=\d)"
     rf"|{CORRECTION}(?=[-−$\\]?\d)",

@@ -27,11 +27,12 @@ def boxed(text: str) -> Statement | None:
     """The content of the last `\\boxed{...}` that is closed (or of `\\boxed 5`), with what is written around it in a
     formula; of several in a row all of them."""
     ends = _ends_of_braces(text)
-    boxes = [box for found in _BOXED.finditer(text) if (box := _in_box(text, found, ends)) is not None and box[1]]
+    found = [_in_box(text, match, ends) for match in _BOXED.finditer(text)]
+    boxes = [box for box in found if box is not None and box[1]]
     stated = [box for box in boxes if not _DENIED_BOX.search(text, max(0, box[0] - 30), box[0])]
     stated = [box for box in stated if not words.DENIED_BEHIND.match(text[box[2] : box[2] + 40].lstrip("$\\)]}"))]
     if not stated:
-        return Statement(None) if boxes else None
+        return Statement(None) if boxes or None in found else None
     begins, content, end = stated.pop()
     said = [_in_formula(text, begins, content, end)]
     for start, content, end in reversed(stated):

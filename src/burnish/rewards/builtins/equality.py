@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 
 from burnish.rewards.builtins.expressions import (
     IMAGINARY,
@@ -126,21 +127,31 @@ _CLOCK = re.compile(r'^(\d{1,2})(?::(\d{2}))?\s*"?\s*([ap])\.?\s?m\.?\s*"?$', re
 _RATIO = re.compile(r"(?<![:\d])\d+(?:\s*:\s*\d+)+$")
 _JOINED = re.compile(r"\s*[,;]\s*(?:and|or)\b|\s*[,;]|\s+(?:and|or)\s+|\s*\\(?:land|lor|text|vee|wedge)\b")
 _NAME = re.compile(
-    r"^(?!\\(?:sqrt|log|l[gn]|exp|sin|cos|tan)\()(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*"
+    r"^(?!\\(?:sqrt|log|l[gn]|exp|sin|cos|tan)\()(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\^\{?-1\}?(?=\())?"
     r"(?:\((?:[A-Za-z]|-?\d+)(?:,\s*(?:[A-Za-z]|-?\d+))*\))?|\([a-z](?:,\s*[a-z])+\)|\|[A-Z]\||\"[^\"]+\")$"
 )
-_SUM_OF_NAMES = re.compile(r"\\?[A-Za-z]{1,2}(?:_\{?\w+\}?)?(?:\s*\+\s*\\?[A-Za-z]{1,2}(?:_\{?\w+\}?)?)+")
 _LIMIT = re.compile(r"\\(?:lim|sum|int|prod|max|min)(?![a-z])\s*(?:_\s*\{[^{}]*\})?")
+# One value that is asked for: a limit, a sum, a function, a size, a ratio of what is named.
+_MEASURE = re.compile(
+    r"(?:\\?[A-Za-z]{1,2}(?:_\{?\w+\}?)?(?:\s*\+\s*\\?[A-Za-z]{1,2}(?:_\{?\w+\}?)?)+|\\(?:sin|cos|tan|ln|angle)\s*\\?[A-Za-z]+"
+    rf"|\|[A-Za-z]\|.*|-?\\frac\s*\{{[A-Za-z_\d{{}}]+\}}\s*\{{[A-Za-z_\d{{}}]+\}})$|{_LIMIT.pattern}"
+)
+# What has a value but is no formula: `1 + \\dots + 10 = 55`, `P(A \\cap B) = 1/6`, `E[X^2] = 3`.
+_ASKED_FOR = re.compile(
+    r"^(?!.*\\(?:approx|neq|to|implies))(?:[^,;]*\\[lc]?dots[^,;]*=(?!.*dots)"
+    r'|(?:[PEV]|\\(?:Pr|det|max|min)|"[A-Za-z ]+")\s*(?!\W(?:[a-z]|\d+)[)\]])[(\[](?:[^()[\]]|\([^()]*\))+[)\]]\s*=)'
+)
 _NAME_IN = re.compile(r"^(\\?[A-Za-z](?:_\{?\w+\}?)?)\s*\\in\s*")
 _ORDER = re.compile(r"(\\leq|\\geq|<|>)")
 _ALL_BUT = re.compile(
-    r"(?:[A-Za-z]\s*\\neq|\(-\\infty,\\infty\)\s*(?:\\setminus|\\backslash|-)\s*\\\{)\s*((?:[^,{}]|\{[^{}]*\})+?)\s*(?:\\\})?"
+    r"^(?:(?:[A-Za-z]\s*\\in\s*\(-\\infty,\\infty\)\s*[,:]?\s*)?[A-Za-z]\s*\\neq"
+    r"|\(-\\infty,\\infty\)\s*(?:\\setminus|\\backslash|-)\s*\\\{)\s*((?:[^,{}]|\{[^{}]*\})+?)\s*(?:\\\})?$"
 )
 _FLIPPED = {">": "<", "\\geq": "\\leq"}
 _REFUSED = re.compile(r"\\approx|\\neq|\\sim\b|\?|\\to\b|\\implies|\\dots|\\ldots|\\cdots")
 _LABELLED = re.compile(
-    r"(?:\\(?:text|textbf|mathrm)\s*\{\s*)?(?:\(?([A-J])\)|([A-J])[.:](?=[\s}]))\s*~?\s*\}?(?:\\[ ,;]|~|\\q?quad\b|\s)*"
-    r"(-?\s*(?:[\d$]|\\(?!cup|cap|in\b|times)).*)",
+    r"(?:\\(?:text|textbf|mathrm)\s*\{\s*)?(?:\(?([A-J]|(?<=\()[a-e])\)|([A-J])[.:](?=[\s}]))\s*~?\s*\}?"
+    r"(?:\\[ ,;]|~|\\q?quad\b|\s)*(-?\s*(?:[\d$]|\\(?!cup|cap|in\b|times)).*)",
     re.DOTALL,
 )
 _MODULUS = re.compile(r'(.+?)\s*\(?\s*(?:\\p?mod\b|"mod"|(?<=[( ])mod )\s*\{?\s*(\d+)\s*\}?\s*\)?$')
@@ -149,6 +160,7 @@ _LETTERS = re.compile(r"(?=.*[a-z])[A-Za-z]{2,6}")
 """A word that may be the product of its letters, if the other answer is one. Capitals alone may be an order."""
 _FUNCTION = re.compile(rf"(?<![\\A-Za-z])(?:{'|'.join(sorted(MATH_WORDS))})(?![A-Za-z])")
 _INFINITY = read_expression(r"\alpha_{infinity}")
+_BASE = re.compile(r"^\(?((?=\w*\d[\dA-F]*\)?\s*_|[A-F]{2})[\dA-F]+)\)?\s*_\s*\{?\d+\}?$")
 _NOTHING = frozenset(("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "empty"))
 
 
@@ -160,14 +172,22 @@ def equal(gold: str, answer: str) -> bool:
     if same_words(gold, answer) or same_words(*bare):
         return True
     try:
-        return _same(read_value(tidy(bare[0])), read_value(tidy(bare[1])))
+        wanted, said = map(tidy, bare)
+        if _BASE.sub(r"\1", wanted) == said or _same(read_value(wanted), read_value(said)):  # `1011` for `1011_2`
+            return True
+        # Degrees are the number that they are in radians, and letters that could be a unit are factors: `2\\pi hr`.
+        return "\\" in wanted and "\\" in said and same(read_expression(wanted), read_expression(said))
     except (UnreadableError, RecursionError):
         return False
 
 
 def same_words(gold: str, answer: str) -> bool:
     """Return whether an answer is the gold one letter by letter, but for what `tidy` and `spelling` leave out."""
-    return max(len(gold), len(answer)) <= MAX_CHARACTERS and spelling(tidy(gold)) == spelling(tidy(answer)) != ""
+    if max(len(gold), len(answer)) > MAX_CHARACTERS:
+        return False
+    first, second = tidy(gold), tidy(answer)
+    is_words = '"' in first + second
+    return spelling(first, is_words=is_words) == spelling(second, is_words=is_words) != ""
 
 
 def _without_label(text: str, other: str) -> str:
@@ -187,25 +207,21 @@ def read_value(text: str) -> Value:
     if not text:
         raise UnreadableError("empty")
     text = _in_digits(text if '"' in text else _FUNCTION.sub(r"\\\g<0>", text))
-    words = _words(text)
-    if words is not None:
+    if (words := _words(text)) is not None:
         return Several((), "set") if words.text in _NOTHING else words
-    short = _short(text)
-    if short is not None:
+    if (short := _short(text)) is not None:
         return short
-    modulus = _MODULUS.match(text)
-    if modulus is not None:
+    if (modulus := _MODULUS.match(text)) is not None:
         return _rest_of(modulus[2], read_value(modulus[1]))
     text = re.sub(r"^(\d+) (?:out of|in) (\d+)$", r"\1/\2", text)
-    all_but = _ALL_BUT.fullmatch(text)
-    if all_but is not None:
-        text = rf"(-\infty,{all_but[1]}) \cup ({all_but[1]},\infty)"
+    text = _ALL_BUT.sub(r"(-\\infty,\1) \\cup (\1,\\infty)", text)
     text = re.sub(r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", "", text)  # a point with its name
+    text = _ASKED_FOR.sub("", text).strip()
     text = re.sub(r'^[(\[]([^()\[\]]*,[^()\[\]]*)[)\]]\s*\^\s*\{?\s*(?:T|\\top|"T")\s*\}?$', r"(\1)", text)
     text = _NAME_IN.sub("", re.sub(r'^(?:\\approx|"(?:about|approximately)")\s*', "", text))
-    found = _of_brackets(text) or _several(text) or _stated(text)
-    if found is not None:
-        return found
+    structured = _of_brackets(text) or _several(text) or _stated(text)
+    if structured is not None:
+        return structured
     return _both_signs(text) if "\\pm" in text or "\\mp" in text else _quantity(text)
 
 
@@ -221,7 +237,7 @@ def _in_digits(text: str) -> str:
 
 def _short(text: str) -> Clock | Ratio | None:
     """A time of day or a ratio; None for anything else."""
-    clock = _CLOCK.match(text)
+    clock = _CLOCK.match(text.lstrip('" '))
     if clock is not None:
         return Clock(int(clock[1]) % 12 * 60 + int(clock[2] or 0), clock[3].lower())
     return Ratio(tuple(re.split(r"\s*:\s*", text))) if _RATIO.fullmatch(text) else None
@@ -229,10 +245,10 @@ def _short(text: str) -> Clock | Ratio | None:
 
 def _rest_of(modulus: str, value: Value) -> Value:
     """`5 \\pmod 7`: a number whose unit is the modulus; `14 mod 5` is 4."""
-    value = value.value if isinstance(value, Named) else value
-    if not isinstance(value, Quantity):
+    rest = value.value if isinstance(value, Named) else value.last if isinstance(value, Equation) else value
+    if not isinstance(rest, Quantity):
         raise UnreadableError("a modulus of something else")
-    number, expression = value.expression.constant(), value.expression
+    number, expression = rest.expression.constant(), rest.expression
     if isinstance(number, Fraction) and number >= int(modulus) > 0 and number.denominator == 1:
         expression = read_expression(str(number % int(modulus)))
     return Quantity(expression, Unit(((f"mod {modulus}", 1),)))
@@ -313,19 +329,16 @@ def _several(text: str) -> Several | Quantity | Named | None:
 
 def _between(values: Sequence[Value]) -> Named | None:
     """The interval between two bounds of one name: `x > 1 and x < 2`; None for others."""
-    bounds = {}
-    for value in values:
-        match value:
-            case Named(name, Ordered(opening, (low, high), closing)) if _is_infinite(low) != _is_infinite(high):
-                bounds[_is_infinite(low)] = name, opening, low, high, closing
-    if len(values) != 2 or len(bounds) != 2 or bounds[False][0] != bounds[True][0]:
-        return None
-    (name, opening, low, _, _), (_, _, _, high, closing) = bounds[False], bounds[True]
-    if not (isinstance(low, Quantity) and isinstance(high, Quantity)):
-        return None
-    lettered = low.expression.names | high.expression.names
-    ordered = lettered or below(low.expression.constant(), high.expression.constant())
-    return Named(name, Ordered(opening, (low, high), closing), None) if ordered else None
+    for pair in (values, values[::-1]):
+        match pair:
+            case (
+                Named(name, Ordered(opening, (Quantity() as low, top), _)),
+                Named(other, Ordered(_, (bottom, Quantity() as high), closing)),
+            ) if name == other and _is_infinite(top) and _is_infinite(bottom):
+                lettered = low.expression.names | high.expression.names
+                if lettered or below(low.expression.constant(), high.expression.constant()):
+                    return Named(name, Ordered(opening, (low, high), closing), None)
+    return None
 
 
 def _is_infinite(value: Value) -> bool:
@@ -334,23 +347,16 @@ def _is_infinite(value: Value) -> bool:
 
 def _sum_of_units(values: Sequence[Value]) -> Quantity | None:
     """One quantity in units that become smaller: `5 dollars and 50 cents`, `3 hours 20 minutes`; None for others."""
-    sizes: list[Fraction] = []
-    total = Fraction(0)
-    for value in values:
-        unit = value.unit if isinstance(value, Quantity) else None
-        if not isinstance(value, Quantity) or unit is None or not unit.dimensions or value.expression.names:
-            return None
-        number = value.expression.constant()
-        if not isinstance(number, Fraction) or (sizes and not 0 < unit.factor < sizes[-1]):
-            return None
-        sizes.append(unit.factor)
-        total += number * unit.factor * unit.scale
-    units = {value.unit.dimensions for value in values if isinstance(value, Quantity) and value.unit is not None}
-    if len(units) != 1:
+    found = [value for value in values if isinstance(value, Quantity) and not value.expression.names]
+    units = [value.unit for value in found if value.unit is not None and value.unit.dimensions]
+    if not len(values) == len(found) == len(units) or len({unit.dimensions for unit in units}) > 1:
         return None
-    in_first = total / sizes[0]
-    expression = read_expression(f"{in_first.numerator}/{in_first.denominator}")
-    return Quantity(expression, Unit(next(iter(units)), sizes[0]))
+    numbers = [value.expression.constant() for value in found]
+    falling = all(0 < small.factor < large.factor for large, small in pairwise(units))
+    if not falling or not all(isinstance(number, Fraction) for number in numbers):
+        return None
+    total = sum(number * unit.factor * unit.scale for number, unit in zip(numbers, units, strict=True))
+    return Quantity(read_expression(str(total / units[0].factor)), Unit(units[0].dimensions, units[0].factor))
 
 
 def _stated(text: str) -> Value | None:
@@ -396,11 +402,9 @@ def _equation(parts: Sequence[str]) -> Equation | None:
         difference = None
     letters = re.search(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r'"[^"]*"', "", parts[-2]))
     is_identity = difference is not None and difference.names and same(difference, read_expression("0"))
-    is_value = not letters or is_identity or _SUM_OF_NAMES.fullmatch(parts[0]) or _LIMIT.match(parts[0])
+    is_value = len(parts) > 2 or not letters or is_identity or _MEASURE.match(parts[0])
     last = read_value(parts[-1]) if is_value else None
-    if difference is None:
-        difference = read_expression("0") if last is not None else None
-    return None if difference is None else Equation(difference, last)
+    return None if difference is None and last is None else Equation(difference or read_expression("0"), last)
 
 
 def _relation(sides: Sequence[str]) -> Value:
@@ -411,14 +415,11 @@ def _relation(sides: Sequence[str]) -> Value:
         raise UnreadableError("signs of both directions")
     name = [value.strip() not in ("\\infty", "\\pi", "e") and bool(_NAME.match(value.strip())) for value in values]
     brackets = {"<": ("(", ")"), "\\leq": ("[", "]")}
-    if len(values) == 2 and name[0] != name[1]:
-        infinity = read_value("\\infty") if name[0] is False else read_value("-\\infty")
-        edge = read_value(values[name.index(False)])
-        ray = Ordered("(", (infinity, edge), brackets[signs[0]][1])
-        if name[1]:
-            ray = Ordered(brackets[signs[0]][0], (edge, infinity), ")")
-        return Named(values[name.index(True)].strip(), ray, None)
-    if len(values) == 3 and name == [False, True, False]:
+    if name == [True, False]:
+        values, signs, name = ["-\\infty", *values], ["<", *signs], [False, *name]
+    elif name == [False, True]:
+        values, signs, name = [*values, "\\infty"], [*signs, "<"], [*name, False]
+    if name == [False, True, False]:
         ends = (read_value(values[0]), read_value(values[2]))
         return Named(values[1].strip(), Ordered(brackets[signs[0]][0], ends, brackets[signs[1]][1]), None)
     return Relation(tuple(map(read_value, values)), tuple(signs))
@@ -449,14 +450,7 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str]:
     parts, depth, start, position = [], 0, 0, 0
     while position < len(text):
         letter = text[position]
-        if letter == "\\" and text[position + 1 : position + 2] in ("{", "}"):
-            depth += 1 if text[position + 1] == "{" else -1
-            position += 2
-            continue
-        if letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
+        depth += (letter in "([{") - (letter in ")]}")
         found = separator.match(text, position) if depth == 0 and letter not in "([{)]}" else None
         if found is not None and found.end() > position and not _is_thousands(text, position):
             parts.append(text[start:position])
@@ -488,17 +482,16 @@ def _same(gold: Value, answer: Value) -> bool:
     """Return whether two values are the same. A name may be missing on one side."""
     if isinstance(gold, Equation) and gold.last is not None and not gold.difference.names:
         gold = gold.last
-    if isinstance(answer, Equation) and answer.last is not None and not isinstance(gold, Equation):
+    is_equation = isinstance(gold, (Equation, Named))
+    if isinstance(answer, Equation) and answer.last is not None and not (is_equation and answer.difference.names):
         answer = answer.last
     match gold, answer:
         case Named(), Named():
             if gold.name.casefold() != answer.name.casefold() and len(gold.name) == len(answer.name) == 1:
                 return _same_equation(gold.equation, answer.equation)
             return _same(gold.value, answer.value) or _same_equation(gold.equation, answer.equation)
-        case Named(), Equation():
-            return _same_equation(gold.equation, answer)
-        case Equation(), Named():
-            return _same_equation(gold, answer.equation)
+        case (Named(equation=first), Equation() as second) | (Equation() as first, Named(equation=second)):
+            return _same_equation(first, second)
         case Named(), _:
             return _same(gold.value, answer)
         case _, Named():
@@ -529,14 +522,11 @@ def _same(gold: Value, answer: Value) -> bool:
             return (len(kinds) == 1 or kinds == {"list", "set"}) and _same_unordered(gold.values, answer.values)
         case Relation(), Relation():
             return gold.signs == answer.signs and _all_same(gold.sides, answer.sides)
-        case Matrix(), Ordered():
-            column = tuple(row[0] for row in gold.rows if len(row) == 1)
-            if answer.opening == "[" and all(isinstance(row, Ordered) and row.opening == "[" for row in answer.values):
-                rows = tuple(row.values for row in answer.values if isinstance(row, Ordered))
-                return gold.kind == "matrix" and _same_rows(gold.rows, rows)
-            return len(column) == len(gold.rows) and answer.opening == "(" and _all_same(column, answer.values)
-        case Ordered(), Matrix():
-            return _same(answer, gold)
+        case (Matrix() as matrix, Ordered() as point) | (Ordered() as point, Matrix() as matrix):
+            if point.opening == "[" and all(isinstance(row, Ordered) and row.opening == "[" for row in point.values):
+                rows = tuple(row.values for row in point.values if isinstance(row, Ordered))
+                return matrix.kind == "matrix" and _same_rows(matrix.rows, rows)
+            return point.opening == "(" and _same_rows(matrix.rows, [(value,) for value in point.values])
         case _, Several(kind="list") if all(_same(gold, value) for value in answer.values):  # `0.5 (or 1/2)`
             return not isinstance(gold, Several)
         case (Several(), Ordered()) | (Ordered(), Several()):
@@ -613,7 +603,6 @@ def _close(gold: Expression, answer: Expression, mine: Fraction, theirs: Fractio
     return close(gold.constant() * mine, answer.constant() * theirs, rounded=rounded)
 
 
-def _times(expression: Expression, factor: Fraction) -> Expression:
-    evaluate = expression.evaluate
-    number = read_expression(f"{factor.numerator}/{factor.denominator}").evaluate
+def _times(expression: Expression, factor: Fraction | str) -> Expression:
+    evaluate, number = expression.evaluate, read_expression(str(factor)).evaluate
     return Expression(lambda values: evaluate(values) * number(values), expression.names, expression.rounded)

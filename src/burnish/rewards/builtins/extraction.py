@@ -62,12 +62,14 @@ _SEVERAL = re.compile(r", | or ")
 _HASH = re.compile(r"####[ \t]*([^\n]+)")
 _GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^]|[A-Za-z\d])")  # `$2x$ + 1`
 # Three digits behind a comma would be thousands elsewhere: they are left as they stand.
-_DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,]|[^()[\]]{0,60}[)\]])")
+_DECIMAL_COMMA = re.compile(
+    r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,}|(?<=\b0,)\d{3})(?![\d,]|[^()[\]]{0,60}[)\]])"
+)
 # Points of thousands: several, in front of euros, or a last digit that no decimal number would have.
 _POINTS = re.compile(
     r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\.\d{3}){2,}|\.\d\d0|\.\d{3}(?=\s?euros?\b))(?![.,]?\d)", re.IGNORECASE
 )
-_LIST_LETTER = re.compile(r"(?<=[\d$}]) [yoeи] (?=[-\d$\\]|non?\b|não\b)")
+_LIST_LETTER = re.compile(r"(?<=[\d$}]) [yoeи] (?=(?:[a-z] ?= ?)?[-\d$\\]|non?\b|não\b)")
 _NUMBER_IN_TEXT = re.compile(
     rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?:(?<![\w)\]}}])|(?<=[\u0900-\ufeff]))[-−–]\s?|(?<![\d)]\s)\b(?i:{words.MINUS})\s)?"
     rf"(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|\d+(?::\d+)+|(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%|\sper\s?cent\b)?"
@@ -77,10 +79,10 @@ _SENTENCE_END = re.compile(
 )
 _CLAUSE_END = re.compile(rf"[,;:—，；：、]|\b(?:so|then|therefore|thus|hence|and|but)\b|{_SENTENCE_END.pattern}")
 _LEAD = re.compile(
-    r"\A(?:(?:that|therefore|simply|just|thus|indeed|exactly|precisely|equal to|approximately|about|around|roughly|"
-    r"given by|the number|a total of|found to be|clearly|then|so|actually|really|now|also|still|obviously|equals"
-    r"|[A-Za-z]\s(?:is|equals)|la(?=\s[A-J]\b)|(?:la\s)?opci[oó]n|op[cç][aã]o)\b"
-    r"[\s,:]*|[:=\s\"'`]+|\*+(?=\s*\S)|约)+",
+    r"\A(?:[$\\(]*(?:that|therefore|simply|just|thus|indeed|exactly|precisely|equal to|approximately|about|around|"
+    r"roughly|given by|the number|a total of|found to be|clearly|then|so|actually|really|now|also|still|obviously"
+    r"|equals|[A-Za-z][$\\)]*\s(?:is|equals)|la(?=\s[A-J]\b)|(?:la\s)?opci[oó]n|op[cç][aã]o)\b"
+    r"[\s,:]*|[:：=\s\"'`]+|\*+(?=\s*\S)|约)+",
     re.IGNORECASE,
 )
 _MINUS = re.compile(rf"(?:{words.MINUS})\s*(?=[\d.$\\(])", re.IGNORECASE)
@@ -94,11 +96,16 @@ _SECOND_VALUE = re.compile(
 )
 # A name, a day, yes or no in front of a remark, whose numbers are not the answer.
 _NAMED = re.compile(r"(?:(?i:yes|no|true|false)|[A-Z][a-z]+)(?=[*_]*(?:\s*[,;(]|\s(?:because|since|as|who|which)\b))")
-_EQUALS = re.compile(r".*(?:(?:which|that)\s+(?:is|equals)\s|=)(.*)")
+_EQUALS = re.compile(
+    r"(?:(?:(?<=[A-Za-z]\$)|(?<=[A-Za-z]\\\)))\s(?:is|equals)\s|.*(?:(?:which|that)\s+(?:is|equals)\s|=))(.*)"
+)
 # A calculation whose result follows: `90% of 20 = 18`, `6 hours × $3/hour = $18`, `2x = 36, so x = 18`.
 _CALCULATED = re.compile(
     r"\s*(?:[^\W\d_]+(?:/[^\W\d_]+)?\s)?(?:[-+×*÷/]|of)\s(?=\(?[\d$\\.])[^=,;:\n]*=|,?\s*(?:so|→|⇒|⟹)\s*[A-Za-z]\s*="
 )
+# `The roots are 2 and 3, so their sum is 5.`
+_EARLY = re.compile(r"(?is)(?:solutions|roots)\b.*?\d.*\b(?:so|thus|therefore|hence|finally)\b[^\n]{0,80}\d")
+_RELATIVE = re.compile(r"\b(?:that|which|who)\s\w+n['’]t\s\w+(?=\s\w)")  # `those that don't work`
 _REASON = re.compile(
     r"(?i),(?=\s(?!or\b|and\b|maybe\b|perhaps\b))|,?\s+(?:because|since|as|in\s(?:all|total)|altogether|overall|left|remaining|of\s(?:them|those))\b"
 )
@@ -118,13 +125,13 @@ def phrased(text: str) -> Statement | None:
     denied = None
     for match in list(words.ANSWER_IS.finditer(text))[: -MOST_STATEMENTS - 1 : -1]:
         rest = text[match.end() : match.end() + LONGEST_STATEMENT].lstrip()
-        if not rest:
+        if not rest or words.JUDGED.match(rest) or _EARLY.match(match[0] + rest):
             continue
         if match.lastgroup in words.WITH_DECIMAL_COMMA:
             rest = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", rest)
             rest = _POINTS.sub(lambda found: found[0].replace(".", ""), rest)
             rest = _LIST_LETTER.sub(" and ", rest)
-        before = _CLAUSE_END.split(text[max(0, match.start() - 120) : match.start()])[-1]
+        before = _RELATIVE.sub("", _CLAUSE_END.split(text[max(0, match.start() - 120) : match.start()])[-1])
         told = _told(before, match[0], rest)
         if told is not None:
             return told
@@ -233,7 +240,9 @@ _NOT_LAST = re.compile(
 _CONTRAST = re.compile(rf"(?:,\s*(?:and\s)?not|{words.CONTRAST})\s[$\\(]*[-−]?\d[\d.,:/]*\b[$\\)]*", re.IGNORECASE)
 _SAYS = re.compile(r"(?:\b(?:is|are|equals?|get|obtain|have|(?i:thus|hence|therefore|so),?)|:)\s*$")
 _LISTED = re.compile(rf"\d,\d|{words.AND_WORDS}", re.IGNORECASE)
-_REMARK = re.compile(r"(\d%?(?: [a-z]+)?) \((?!or|maybe|perhaps|possib|un|not)[^()\n]{0,60}[a-z]{2}[^()\n]*\)[\s.!*]*$")
+_REMARK = re.compile(
+    r"(\d[%$]?(?: [a-z]+)?) \((?!or|maybe|perhaps|possib|un|not)[^()\n]{0,60}[a-z]{2}[^()\n]*\)[\s.!*]*$"
+)
 _BEGINS = re.compile(r"(?:^|(?<=[\s(])|(?<=[\u0900-\uffff]))(?=[^\s,;:.+/×÷)\]<>])")
 # No expression: a letter and a number (`a 5`), or two numbers side by side (`in 2024 30`).
 _BROKEN = re.compile(r"(?<![A-Za-z\\\d])(?<!\d\s)[A-Za-z]\s+[\d$]|\d\s+(?!\d{3}(?!\d))\d+(?![\d\s]*/)")
@@ -243,11 +252,15 @@ _NO_NUMBER = re.compile(
     r"\b(?:no (?:real )?solutions?|infinitely many)\b"
     r"|\A\s*(?i:yes|no|true|false)(?=[,;](?!.*\b(?:or|maybe|perhaps|not?|sure)\b))"
 )
-_HAS = re.compile(
-    r"(?:\b(?:has|have|is|are|makes?|earns?|gets?|pays?|spends?|saves?|needs?|costs?|keeps?)\s(?:(?:still|now|only|exactly)\s)?|=\s?)$"
+# What somebody has, `#`, and what is said in front of the last number.
+_ASIDE = re.compile(
+    r"(?:\b(?:has|have|is|are|makes?|earns?|gets?|pays?|spends?|saves?|needs?|costs?|keeps?)\s(?:(?:still|now|only|exactly)\s)?|=\s?)"
+    r"#[^\n.!?,;:=]*\s(?:(?:after|by|for)\s[a-z]+ing\b(?:\s[a-z]+){0,2}|for(?:\s(?:the|all))?)\s\Z"
+    r"|#[$\\)\s]*(?:when|upon|after|on)\s(?:\w+\s){0,3}?(?:divided|division)\sby\s[$\\(]*\Z"
+    r"|\b(?i:so|thus|therefore|hence),?\sthere\s(?:are|is)\s(?:[^\n.]{0,80}=\s?|(?:exactly|only|a\stotal\sof)\s)?[\\(]*"
+    r"#(?![^\n]*\b(?:and|or|th[ae]n)\b)[^\n.!?,;:=]*(?<!\bto\s)\Z"
 )
-_AFTERWARDS = re.compile(r"[^\n.!?,;:=]*\s(?:(?:after|by|for)\s[a-z]+ing\b(?:\s[a-z]+){0,2}|for(?:\s(?:the|all))?)\s")
-_THINGS = re.compile(r"(?:\s(?!(?:he|she|it|they|we|you|I|is|are|has|have|was|were|and|or)\b)\w+){0,4}[.!*\s]*")
+_THINGS = re.compile(r"(?:\s(?!(?:he|she|it|they|we|you|I|is|are|has|have|was|were|and|or)\b)\w+){0,4}[$\\).!*\s]*")
 
 
 def last(text: str) -> Statement | None:
@@ -257,7 +270,7 @@ def last(text: str) -> Statement | None:
     closing = formulas[-1] if formulas and not text[formulas[-1].end() :].strip(" .*") else None
     final = _telling(text)
     if closing is not None and (final is None or final.start() < closing.start()):
-        final = closing if "=" in closing[0] or _SAYS.search(text, 0, closing.start()) else final
+        final = closing if re.search(r"=|\\text", closing[0]) or _SAYS.search(text, 0, closing.start()) else final
     if final is None:
         sentence = next(filter(str.strip, reversed(_SENTENCE_END.split(text))), "")
         if (told := _NO_NUMBER.search(sentence)) is not None:
@@ -304,5 +317,6 @@ def _telling(text: str) -> re.Match[str] | None:
         return numbers[0] if numbers else None
     had, final = numbers[-2:]
     clause = _SENTENCE_END.split(text[max(0, had.start() - 120) : had.start()])[-1]
-    is_aside = _HAS.search(clause) and _AFTERWARDS.fullmatch(text, had.end(), final.start())
-    return had if is_aside and _THINGS.fullmatch(text, final.end()) else final
+    is_aside = _ASIDE.search(f"{clause}#{text[had.end() : final.start()]}")
+    is_part = text.startswith((" of which", " of whom"), final.end())
+    return had if is_part or (is_aside and _THINGS.fullmatch(text, final.end())) else final

@@ -143,31 +143,21 @@ def _of_chinese(signs: str) -> int:
     return total + digit
 
 
-def _german() -> Iterator[tuple[str, int]]:
-    yield from ((word, number) for number, word in enumerate(_GERMAN.split()))
-    ones = ["ein", *_GERMAN.split()[2:10]]
+def _in_other_languages() -> Iterator[tuple[str, int]]:
+    for words in (_GERMAN, _SPANISH, _FRENCH):
+        yield from ((word, number) for number, word in enumerate(words.split()))
     for ten, word in enumerate(_GERMAN_TENS, 2):
         yield word, 10 * ten
-        yield from ((f"{one}und{word}", 10 * ten + number) for number, one in enumerate(ones, 1))
-    yield from (("hundert", 100), ("einhundert", 100))
-
-
-def _spanish() -> Iterator[tuple[str, int]]:
-    yield from ((word, number) for number, word in enumerate(_SPANISH.split()))
+        yield from ((f"{one}und{word}", 10 * ten + i) for i, one in enumerate(["ein", *_GERMAN.split()[2:10]], 1))
     for ten, word in enumerate(_SPANISH_TENS, 3):
         yield word, 10 * ten
         yield from ((f"{word} y {one}", 10 * ten + number) for number, one in enumerate(_SPANISH.split()[1:10], 1))
-    yield "cien", 100
-
-
-def _french() -> Iterator[tuple[str, int]]:
-    yield from ((word, number) for number, word in enumerate(_FRENCH.split()))
     for word, ten in _FRENCH_TENS.items():
         yield word, ten
         for number, one in enumerate(_FRENCH.split()[1 : 20 if ten >= 60 else 10], 1):
             yield f"{word}{'-et' if number in (1, 11) and ten < 80 else ''}-{one}", ten + number
-    yield from (("quatre-vingts", 80), ("cent", 100))
+    yield from (("hundert", 100), ("einhundert", 100), ("cien", 100), ("quatre-vingts", 80), ("cent", 100))
 
 
-_FOREIGN = {word.replace("-", " ").casefold(): number for word, number in (*_german(), *_spanish(), *_french())}
+_FOREIGN = {word.replace("-", " ").casefold(): number for word, number in _in_other_languages()}
 """From the whole text of a number, without hyphens, to the number."""

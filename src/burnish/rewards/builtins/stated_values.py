@@ -19,7 +19,8 @@ class Statement:
 
 # A formula may not contain its own opening sign: finding the end of many would take quadratic time.
 FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|(?<![\\$])\$((?:\\\$|[^$\n])+?)(?<![\\=+*/-])(?<![=+*/-]\s)\$(?!(?<=\s\$)\d)|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]",
+    r"\$\$(.+?)\$\$|(?<![\\$])\$((?:\\\$|[^$\n])+?)(?<![\\=+*/-])(?<![=+*/-]\s)\$(?!(?<=\s\$)\d)|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]"
+    r"|(\\begin\{(?P<display>align\*?|gather\*?|equation\*?)\}(?:(?!\\begin).)+?\\end\{(?P=display)\})",
     re.DOTALL,
 )
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
@@ -40,7 +41,7 @@ _PRODUCT_IN_TEXT = re.compile(
     rf"\A{_LETTERS}\Z|{_ATTACHED}|(?:(?<=[+*/=^_(-])|(?<=[+*/=(-]\s)){_LETTERS}|{_BEFORE_OPERATOR}"
 )
 _PROSE = re.compile(
-    rf"(?<![\\A-Za-z{{])(?!(?:{'|'.join(sorted(MATH_WORDS))}|[cmdk]m|kg|m[gLl]|[A-Z]{{2,3}})\b)[A-Za-z]{{2,}}|[^\x00-\x7fα-ωΑ-Ω\W\d_°²³¹⁰-⁹½¼¾]"
+    rf"(?<![\\A-Za-z{{])(?!(?:{'|'.join(sorted(MATH_WORDS))}|[cmdk]m|kg|m[gLl]|[A-Z]{{2,3}})\b)[A-Za-z]{{2,}}|[^\x00-\x7fα-ωΑ-Ω\W\d_°²³¹⁰-⁹₀-₉½¼¾]"
     r"|[⇒→∴\u2600-\u27bf\U0001f300-\U0001faff]"
 )
 _WORDS_IN_FORMULA = re.compile(r"\\(?:text|mbox|mathrm|textbf|operatorname|begin|end)\s*\{[^{}]*\}")
@@ -55,7 +56,7 @@ _KINDS = {
     "words": r"\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}",
     "command": r"\\[A-Za-z]+|\\[%${},;!: \\]",
     "function": rf"(?:{'|'.join(sorted(MATH_WORDS))})(?![A-Za-z])",
-    "sign": r"[-+*/^_=!%()\[\]{}|<>≤≥±×÷·√π∞∪∩°⁻²³⁰¹⁴⁵⁶⁷⁸⁹−–&∈∛]|(?<!\d)'|[$€£¥₹](?=\s*[-\d.(\\])",
+    "sign": r"[-+*/^_=!%()\[\]{}|<>≤≥±×÷·√π∞∪∩°⁻²³⁰¹⁴⁵⁶⁷⁸⁹₀-₉−–&∈∛]|(?<!\d)'|[$€£¥₹](?=\s*[-\d.(\\])",
     "times": r"x(?=\s*\d)",
     "choice": r"[A-J](?=[で입])",
     "letter": r"[A-Za-zα-ω](?![^\W\d_²³¹⁰-⁹ⁿ₀-₉]|['’][^\W\d_]|\.[a-z]\b)",

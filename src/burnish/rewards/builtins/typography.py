@@ -62,7 +62,7 @@ _LABEL = re.compile(
 _DISPLAY = re.compile(r"\\begin\{(?:(?:align|gather|equation)\w*\*?|split|cases)\}(.*)\\end\{\w+\*?\}", re.DOTALL)
 _UNDER = re.compile(r"(?:\{|^)([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)(?:\}|$)")
 _UNIT_FRACTION = re.compile(r'\\frac\s*\{\s*("[^"]*"[\s^\d]*)\}\s*\{\s*("[^"]*"[\s^\d]*)\}')
-_COUNTED = re.compile(r"(\\?\$?[-+]?\d[\d.,]*%?)\s+(\D+)")
+_COUNTED = re.compile(r"(\\?\$?[-+]?\d[\d.,]*%?)(?:\s+|(?=[^\x00-\x7f]))(\D+?)(?:,?\s(?:and\s)?(?=\d)|\Z)")
 _ASCII_SIGNS = {">=": r"\geq ", "<=": r"\leq ", "!=": r"\neq ", "=>": r"\implies "}
 _CHOICE = re.compile(r'\s*"?\s*(?:(?:[Oo]ption|[Cc]hoice)\s+)?\(?\s*"?\s*\(?([A-Z])\)?\s*"?\s*\)?\s*"?\s*')
 _SPELT = {"infinity": r"\infty", "negative infinity": r"-\infty", "all real numbers": r"(-\infty,\infty)"}
@@ -79,7 +79,7 @@ def tidy(text: str) -> str:
     text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)  # how LaTeX sets a decimal comma
     text = text.replace(r"\!", "").replace("{.}", ".").replace("{:}", ":")
     text = _UNDER.sub(lambda found: rf"\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
-    text = re.sub(r"[<>!]=|=>", lambda found: _ASCII_SIGNS[found[0]], text)
+    text = re.sub(r"[<>]=|(?<![\d)}])!=|=>", lambda found: _ASCII_SIGNS[found[0]], text)
     text = re.sub(r"\\(?:(?:text)?color|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[\w*\]\s*)?\{[^{}]*\}", "", text)
     text = re.sub(r"\{\\rm\s+([^{}]*)\}", r"\\text{\1}", text)
     text = re.sub(rf"\\(?:{_INVISIBLE})(?![A-Za-z])\.?", "", text)
@@ -89,8 +89,12 @@ def tidy(text: str) -> str:
     text = _SPACES.sub(lambda found: found[0] if found[0] == r"\\" else " ", text)
     text = re.sub(r"\\([A-Za-z]+)", _command, text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\^\{?(\d+)\}?\s*/\s*_\{?(\d+)\}?", r"\\frac{\1}{\2}", text)  # `^3/_5`
+    text = re.sub(r"\\overline\{(\d)\}(\d*)\\overline\{(\d)\}", r"\\overline{\1\2\3}", text)  # `\dot{3}\dot{6}`
+    text = re.sub(r"(\.\d{0,9}?)(?:(\d)\2+|(\d{2,9}?)\3+)(?:\\[lc]?dots\b|\.{3})", r"\1\\overline{\2\3}", text)
+    text = re.sub(r"(?<![\w)\]}])(?:\{ ?\})?\^ ?\{?(\w+)\}? ?C ?_ ?\{?(\w+)\}?", r"\\binom{\1}{\2}", text)  # `^5C_2`
     text = re.sub(r"\\([%$€£#&])", r"\1", text)
-    text = re.sub(r"(\d+(?:\.\d+)?)\s?%(?=\s*\\(?:times|cdot))", r"(\1/100)", text)
+    text = re.sub(r"(?<!\d)(\d+(?:\.\d+)?)\s?%(?=\s*\\(?:times|cdot))", r"(\1/100)", text)
     text = re.sub(r"\^\s*\{\s*(?:\\circ|\"o\")\s*\}", r"^\\circ ", text)
     text = re.sub(r"\\\\\s*\[[^\[\]]*(?:pt|em|ex|mm|cm)\]", r"\\\\", text)  # a distance between rows
     text = re.sub(r"[(\[]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[)\]]", r"\1", text)
@@ -122,12 +126,11 @@ def without_delimiters(text: str) -> str:
             return text
 
 
-def spelling(text: str) -> str:
+def spelling(text: str, *, is_words: bool) -> str:
     """Letters and signs of a tidy text without spaces, quotes and needless braces; words in lower case."""
     text = re.sub(r"\{([^{}]|\\[a-z]+)\}(?!\{)", r"\1", text) if "\\frac" not in text else text
     bare = re.sub(r'(?<!\d)[\s"]+|[\s"]+(?!\d)', "", text).rstrip(".")  # `3 1/4` is not `31/4`
-    is_words = re.fullmatch(r"[^\W\d_]{3,}", bare) is not None or '"' in text
-    return bare.casefold() if is_words else bare
+    return bare.casefold() if is_words or re.fullmatch(r"[^\W\d_]{3,}", bare) else bare
 
 
 def _from_unicode(text: str) -> str:
@@ -160,8 +163,7 @@ def _quoted(found: re.Match[str]) -> str:
         return f" {words.lower()} "
     if re.fullmatch(r"[ie]|[(-9](?:[(-9^ ]|sqrt|pi)*|\(?[A-Z]\)?|[a-z]*(?:sin|cos|tan|log|ln|exp|sqrt)h?", words):
         return f" {words.strip('()') if len(words) < 4 else words} "
-    counted = _COUNTED.fullmatch(words)
-    return f' {counted[1]} "{counted[2]}" ' if counted else f' "{words}" '.replace('""', "")
+    return f' "{words}" '.replace('""', "") if _COUNTED.sub("", words) else _COUNTED.sub(r' \1 "\2" ', words)
 
 
 def _last_row(found: re.Match[str]) -> str:

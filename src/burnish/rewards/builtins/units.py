@@ -100,6 +100,7 @@ _NOT_THINGS = frozenset(
     )
 )
 _ANGLE_OF = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^()+]*$")
+_BOUND = re.compile("[以或至到多余不超约未]|より|이상|이하|미만|보다")  # `5元以上`
 _VOWEL = re.compile(r"[aeiouyAEIOUY]|[^\x00-\x7f]")
 # Where a unit may begin: behind a value, at a word in quotes, a sign, or a word after a space or a digit.
 _BEGINNING = re.compile(
@@ -170,8 +171,10 @@ class _UnitReader:
             "."
         )
         known = UNITS.get(word) or (UNITS.get(word.lower()) if len(word) > 2 else None)
-        if word in _POWERS and match["power"] is None:
-            self._raise(word)
+        if word in ("squared", "cubed") and match["power"] is None and self._powers:
+            self._powers[next(reversed(self._powers))] *= _POWERS[word]
+        elif word in _POWERS and match["power"] is None:
+            self._next_power = _POWERS[word]
         elif word.lower() in SCALES and not self._powers and not self._counts_things:
             self._scale *= SCALES[word.lower()]
         elif word.lower() in ("percent", "%"):
@@ -183,12 +186,6 @@ class _UnitReader:
         else:
             return word in ("of", "in", "a", "an", "the")
         return True
-
-    def _raise(self, word: str) -> None:
-        if word in ("squared", "cubed") and self._powers:
-            self._powers[next(reversed(self._powers))] *= _POWERS[word]
-        else:
-            self._next_power = _POWERS[word]
 
     def _multiply(self, base: str, size: Fraction, power: int) -> None:
         count, parts = _DERIVED.get(base, (1, {base: 1}))
@@ -211,6 +208,6 @@ class _UnitReader:
 
 def _is_thing(word: str) -> bool:
     plain = word.casefold()
-    if plain in _NOT_THINGS or plain in MATH_WORDS:
+    if plain in _NOT_THINGS or plain in MATH_WORDS or _BOUND.search(word):
         return False
     return (len(word) >= 3 and _VOWEL.search(word) is not None) or not word.isascii()
