@@ -85,7 +85,7 @@ def _families() -> Iterator[str]:
 
     yield "| family (`model_type`) | tested as |"
     yield "|---|---|"
-    for model_type in dict.fromkeys(model_type for model_type, _ in ZOO.values()):
+    for model_type in sorted({model_type for model_type, _ in ZOO.values()}):
         yield f"| `{model_type}` | {', '.join(name for name, (of, _) in ZOO.items() if of == model_type)} |"
     yield ""
     yield f"Refused with the reason, before anything is sampled, in the settings of the test: {', '.join(REFUSED)}."
