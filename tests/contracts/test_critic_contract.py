@@ -42,6 +42,12 @@ def pair(request, new_model):
 
 
 @pytest.fixture
+def twins(request, new_model):
+    """The same policy and critic once more."""
+    return IMPLEMENTATIONS[request.node.callspec.params["pair"]](new_model())
+
+
+@pytest.fixture
 def moved(pair, batch):
     """The critic after an update, and its values."""
     _, critic = pair
@@ -111,9 +117,8 @@ def test_a_batch_without_trained_tokens_moves_nothing(moved, batch):
     assert torch.equal(critic.values(batch), values)
 
 
-def test_accumulate_and_settle_are_an_update(pair, new_model, batch, request):
-    _, one = pair
-    _, other = IMPLEMENTATIONS[request.node.callspec.params["pair"]](new_model())
+def test_accumulate_and_settle_are_an_update(pair, twins, batch):
+    one, other = pair[1], twins[1]
     for planned in (3, 4):
         whole = one.update(batch, LOSS, planned_step=planned)
         other.accumulate(batch, LOSS, count_denominators(batch))
@@ -122,9 +127,8 @@ def test_accumulate_and_settle_are_an_update(pair, new_model, batch, request):
     assert torch.equal(one.values(batch), other.values(batch))
 
 
-def test_a_step_in_two_parts_is_one_step(pair, new_model, batch, request):
-    _, one = pair
-    _, other = IMPLEMENTATIONS[request.node.callspec.params["pair"]](new_model())
+def test_a_step_in_two_parts_is_one_step(pair, twins, batch):
+    one, other = pair[1], twins[1]
     one.update(batch, LOSS)
     for rows in ([0, 2], [1, 3]):
         other.accumulate(batch.select(rows), LOSS, count_denominators(batch))
@@ -135,12 +139,12 @@ def test_a_step_in_two_parts_is_one_step(pair, new_model, batch, request):
 
 
 @pytest.mark.slow_cases("separate next to LoRA")
-def test_state_and_weights_make_a_twin(pair, new_model, batch, tmp_path, request):
+def test_state_and_weights_make_a_twin(pair, twins, batch, tmp_path):
     policy, critic = pair
+    twin_policy, twin = twins
     critic.update(batch, LOSS)
     policy.save_weights(tmp_path / "policy")
     critic.save_weights(tmp_path / "critic")
-    twin_policy, twin = IMPLEMENTATIONS[request.node.callspec.params["pair"]](new_model())
     twin_policy.load_weights(tmp_path / "policy")
     twin.load_weights(tmp_path / "critic")
     twin.load_training_state(critic.training_state())

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -32,14 +31,10 @@ SAMPLING = Sampling(8, temperature=0.9)
 
 
 class Letters:
-    """The least that an engine may ask of a tokenizer."""
+    """The least that an engine may ask of a tokenizer; one may hand it on as files."""
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
         return "".join(chr(ord("a") + t) for t in tokens if not (skip_special_tokens and t <= EOS))
-
-
-class SavedLetters(Letters):
-    """For an engine that hands the tokenizer on as files."""
 
     def save_pretrained(self, folder: str) -> None:
         letters = [chr(ord("a") + token) for token in range(24)]
@@ -73,7 +68,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     vllm = VllmConfig(python=python, options={"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28})
     built = build_engine(
         RolloutConfig(engine=request.param, max_batch_rows=4, vllm=vllm),
-        LoadedModel(new_model(), SavedLetters(), (EOS,), 0, CONTEXT),  # type: ignore[arg-type]
+        LoadedModel(new_model(), Letters(), (EOS,), 0, CONTEXT),  # type: ignore[arg-type]
         context_length=CONTEXT,
         folder=tmp_path_factory.mktemp("engine"),
     )
@@ -167,18 +162,20 @@ def test_weights_of_the_last_sync_are_sampled_with_and_rollouts_carry_their_vers
 
 
 @pytest.mark.parametrize(
-    "ask",
+    ("requests", "sampling"),
     [
-        lambda engine: engine.generate(REQUESTS, Sampling(0), seed=0, step=0),
-        lambda engine: engine.generate(REQUESTS, Sampling(4, temperature=-1.0), seed=0, step=0),
-        lambda engine: engine.generate([RolloutRequest.of("p", 0, (5,) * CONTEXT, (0,))], SAMPLING, seed=0, step=0),
-        lambda engine: engine.generate([RolloutRequest("p", 0, (), (0,))], SAMPLING, seed=0, step=0),
-        lambda engine: engine.generate(REQUESTS, Sampling(CONTEXT - 4, ignore_eos=True), seed=0, step=0),
+        (REQUESTS, Sampling(0)),
+        (REQUESTS, Sampling(4, temperature=-1.0)),
+        ([RolloutRequest.of("p", 0, (5,) * CONTEXT, (0,))], SAMPLING),
+        ([RolloutRequest("p", 0, (), (0,))], SAMPLING),
+        (REQUESTS, Sampling(CONTEXT - 4, ignore_eos=True)),
     ],
 )
-def test_what_cannot_be_sampled_is_refused(engine: RolloutEngine, ask: Callable[[RolloutEngine], Any]) -> None:
+def test_what_cannot_be_sampled_is_refused(
+    engine: RolloutEngine, requests: list[RolloutRequest], sampling: Sampling
+) -> None:
     with pytest.raises(RolloutError):
-        ask(engine)
+        engine.generate(requests, sampling, seed=0, step=0)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 3, 7])

@@ -27,6 +27,12 @@ def policy(request, new_model):
     return IMPLEMENTATIONS[request.param](new_model())
 
 
+@pytest.fixture
+def twin(request, new_model):
+    """The same policy once more."""
+    return IMPLEMENTATIONS[request.node.callspec.params["policy"]](new_model())
+
+
 class Likelihood:
     needs_entropy = False
 
@@ -101,55 +107,51 @@ def weights_of(policy):
     return {name: tensor.clone() for name, tensor in policy.publish().tensors()}
 
 
-def twins(policy, new_model, request):
-    return policy, IMPLEMENTATIONS[request.node.callspec.params["policy"]](new_model())
-
-
-def test_accumulate_and_settle_are_an_update(policy, new_model, batch, request):
-    one, other = twins(policy, new_model, request)
-    for planned in (3, 4):
-        whole = one.update(batch, Likelihood(), planned_step=planned)
-        other.accumulate(batch, Likelihood(), count_denominators(batch))
-        parts = other.settle(planned)
-        assert {n: m.result() for n, m in whole.metrics.items()} == {n: m.result() for n, m in parts.metrics.items()}
-        assert whole.signals == parts.signals
+def assert_same_weights(one, other):
     expected, found = weights_of(one), weights_of(other)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_step_in_two_parts_is_one_step(policy, new_model, batch, request):
+def test_accumulate_and_settle_are_an_update(policy, twin, batch):
+    for planned in (3, 4):
+        whole = policy.update(batch, Likelihood(), planned_step=planned)
+        twin.accumulate(batch, Likelihood(), count_denominators(batch))
+        parts = twin.settle(planned)
+        assert {n: m.result() for n, m in whole.metrics.items()} == {n: m.result() for n, m in parts.metrics.items()}
+        assert whole.signals == parts.signals
+    assert_same_weights(policy, twin)
+
+
+def test_a_step_in_two_parts_is_one_step(policy, twin, batch):
     """The gradients add up, and so do metrics and signals."""
-    one, other = twins(policy, new_model, request)
-    whole = one.update(batch, Likelihood())
+    whole = policy.update(batch, Likelihood())
     for rows in ([0, 2], [1, 3]):
-        other.accumulate(batch.select(rows), Likelihood(), count_denominators(batch))
-    assert other.version == 0
-    parts = other.settle()
-    assert other.version == 1
+        twin.accumulate(batch.select(rows), Likelihood(), count_denominators(batch))
+    assert twin.version == 0
+    parts = twin.settle()
+    assert twin.version == 1
     grad_norm = whole.metrics["policy/grad_norm"].result()
     assert parts.metrics["policy/grad_norm"].result() == pytest.approx(grad_norm, rel=1e-5)
     assert parts.metrics["rows"].result() == whole.metrics["rows"].result() == 4
     assert parts.signals.approx_kl.result() == whole.signals.approx_kl.result() == 4
-    expected, found = weights_of(one), weights_of(other)
+    expected, found = weights_of(policy), weights_of(twin)
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], atol=2e-5, rtol=0)
 
 
-def test_a_part_that_fails_drops_the_step(policy, new_model, batch, request):
+def test_a_part_that_fails_drops_the_step(policy, twin, batch):
     class Broken(Likelihood):
         def __call__(self, scores, part, denominators):
             raise MemoryError
 
-    one, other = twins(policy, new_model, request)
-    one.update(batch, Likelihood())
-    other.accumulate(batch, Likelihood(), count_denominators(batch))
+    policy.update(batch, Likelihood())
+    twin.accumulate(batch, Likelihood(), count_denominators(batch))
     with pytest.raises(MemoryError):
-        other.accumulate(batch, Broken(), count_denominators(batch))
+        twin.accumulate(batch, Broken(), count_denominators(batch))
     with pytest.raises(ValueError, match="without a step begun by accumulate"):
-        other.settle()
-    other.update(batch, Likelihood())
-    expected, found = weights_of(one), weights_of(other)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+        twin.settle()
+    twin.update(batch, Likelihood())
+    assert_same_weights(policy, twin)
 
 
 def test_parts_of_two_steps_do_not_join(policy, batch):
@@ -168,12 +170,11 @@ def test_published_weights_have_the_version_and_end_with_it(policy, batch):
         weights.tensors()
 
 
-def test_state_and_weights_make_a_twin(policy, new_model, batch, tmp_path, request):
+def test_state_and_weights_make_a_twin(policy, twin, batch, tmp_path):
     policy.update(batch, Likelihood())
     policy.save_weights(tmp_path)
     assert (tmp_path / "config.json").is_file()
     assert list(tmp_path.glob("*.safetensors"))
-    twin = IMPLEMENTATIONS[request.node.callspec.params["policy"]](new_model())
     twin.load_weights(tmp_path)
     twin.load_training_state(policy.training_state())
     policy.update(batch, Likelihood())

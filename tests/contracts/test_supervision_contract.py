@@ -123,21 +123,16 @@ close = worker.kill
 ROLE = """
 from burnish.distributed.peers import ProcessSpec
 from burnish.distributed.processes import RoleProcess
-import user
-process = RoleProcess(ProcessSpec("role", user.roles, ()), threads=1)
-close = process.close
-"""
-FORKED_ROLE = """
-from burnish.distributed.peers import ProcessSpec
-from burnish.distributed.processes import RoleProcess
 from burnish.distributed.fork_server import ForkServer
 import user
-fork_server = ForkServer()
+fork_server = {server}
 process = RoleProcess(ProcessSpec("role", user.roles, ()), threads=1, fork_server=fork_server)
 def close():
     process.close()
-    fork_server.close()
+    if fork_server is not None:
+        fork_server.close()
 """
+FORKED_ROLE = ROLE.format(server="ForkServer()")
 ROLE_AT_WORK = """
 threading.Thread(target=process.role("policy", seconds=600.0).ask, args=("work",), daemon=True).start()
 while not os.path.exists("at work"):
@@ -173,7 +168,7 @@ FAMILIES = {
     "confined session": Family(SESSIONS.format(tier="landlock"), 2, CONFINED, leaves=False, outlives=HELD),
     "session in namespaces": Family(SESSIONS.format(tier="namespaces"), 3, CONFINED, leaves=False, outlives=HELD),
     "vLLM": Family(VLLM, 1, "", leaves=False, outlives=("it is stopped, and the program is killed",)),
-    "role": Family(ROLE, 1, ROLES, leaves=False),
+    "role": Family(ROLE.format(server=None), 1, ROLES, leaves=False),
     "role of a fork server": Family(FORKED_ROLE, 2, ROLES, leaves=False),
     "role at work": Family(FORKED_ROLE + ROLE_AT_WORK, 2, ROLES, leaves=False),
 }

@@ -27,7 +27,6 @@ from burnish.trainers.rl.setup.parts import build_kl
 SCORES = (0.43, -0.77)
 KL = ((0.5, -0.2, 0.3), (0.1, 0.0, -0.4))
 VALUES = ((0.1, 0.2, 0.3), (0.0, -0.1, 0.2))
-ADAPTIVE = ("algorithm.kl_horizon=1000",)
 
 
 def preset(*overrides: str, name: str = "oai_2019") -> RlConfig:

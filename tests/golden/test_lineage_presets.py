@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -95,10 +96,17 @@ RM: dict[str, tuple[Any, Any]] = {
 COLUMNS = {"oai_2019": 0, "tldr_2020": 1}
 
 
+def policy(preset: str, *words: str) -> Any:
+    return load_run_data({**RUN, "rewards": "model:rm", "algorithm": preset}, words).config
+
+
+def reward_model(preset: str, *words: str) -> Any:
+    return load_run_data({**RUN, "preset": preset}, words, "rm").config
+
+
 @pytest.mark.parametrize("preset", COLUMNS)
 def test_every_field_of_the_policys_presets(preset: str) -> None:
-    config = load_run_data({**RUN, "rewards": "model:rm", "algorithm": preset}).config
-    found = flat_values(config)
+    found = flat_values(policy(preset))
     for field, values in RL.items():
         assert found.get(field) == values[COLUMNS[preset]], field
     covered = {field for field in RL if found.get(field) is not None or field in found} | {"data.query"}
@@ -107,7 +115,7 @@ def test_every_field_of_the_policys_presets(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", COLUMNS)
 def test_every_field_of_the_reward_models_presets(preset: str) -> None:
-    found = flat_values(load_run_data({**RUN, "preset": preset}, (), "rm").config)
+    found = flat_values(reward_model(preset))
     for field, values in RM.items():
         assert found[field] == values[COLUMNS[preset]], field
     assert set(RM_PRESETS[preset].values) <= set(RM)
@@ -121,73 +129,56 @@ def test_the_file_wins_over_the_preset_of_a_reward_model() -> None:
     assert loaded.provenance["max_tokens"] == "command line"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "scoring.truncate_token=null",
-        "scoring.incomplete_score=null",
-        "rollout.ignore_eos=false",
-        "data.query=null",
-        "algorithm.kl_in=none",
-        "algorithm.kl_target=null",
-        "algorithm.whiten_rewards=false",
-        "algorithm.whiten_advantages=false",
-        "algorithm.whiten_over=step",
-        "algorithm.lam=1.0",
-        "critic.kind=separate",
-        "critic.clip=null",
-        "critic.coef=1.0",
-        "critic.head_init_std=0.1",
-        "critic.learning_rate=1e-4",
-        "optimization.optimizer=adamw",
-        "optimization.schedule=constant",
-        "optimization.schedule_unit=optimizer_step",
-        "optimization.max_grad_norm=1.0",
-        "optimization.minibatches=4",
-    ],
-)
-def test_each_detail_is_one_word_from_off(words: str) -> None:
-    assert load_run_data({**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}, [words]).config
+OFF = [
+    (policy, "oai_2019", "scoring.truncate_token=null"),
+    (policy, "oai_2019", "scoring.incomplete_score=null"),
+    (policy, "oai_2019", "rollout.ignore_eos=false"),
+    (policy, "oai_2019", "data.query=null"),
+    (policy, "oai_2019", "algorithm.kl_in=none"),
+    (policy, "oai_2019", "algorithm.kl_target=null"),
+    (policy, "oai_2019", "algorithm.whiten_rewards=false"),
+    (policy, "oai_2019", "algorithm.whiten_advantages=false"),
+    (policy, "oai_2019", "algorithm.whiten_over=step"),
+    (policy, "oai_2019", "algorithm.lam=1.0"),
+    (policy, "oai_2019", "critic.kind=separate"),
+    (policy, "oai_2019", "critic.clip=null"),
+    (policy, "oai_2019", "critic.coef=1.0"),
+    (policy, "oai_2019", "critic.head_init_std=0.1"),
+    (policy, "oai_2019", "critic.learning_rate=1e-4"),
+    (policy, "oai_2019", "optimization.optimizer=adamw"),
+    (policy, "oai_2019", "optimization.schedule=constant"),
+    (policy, "oai_2019", "optimization.schedule_unit=optimizer_step"),
+    (policy, "oai_2019", "optimization.max_grad_norm=1.0"),
+    (policy, "oai_2019", "optimization.minibatches=4"),
+    (reward_model, "oai_2019", "normalization.kind=none"),
+    (reward_model, "oai_2019", "normalization.kind=bias"),
+    (reward_model, "oai_2019", "normalization.before=false"),
+    (reward_model, "oai_2019", "normalization.after=false"),
+    (reward_model, "oai_2019", "normalization.trainable=false"),
+    (reward_model, "oai_2019", "head_init_std=0.02"),
+    (reward_model, "oai_2019", "optimization.optimizer=adamw"),
+    (reward_model, "oai_2019", "optimization.schedule=constant"),
+    (reward_model, "tldr_2020", "normalization.kind=none"),
+    (reward_model, "tldr_2020", "normalization.on=policy"),
+    (reward_model, "tldr_2020", "optimization.schedule=linear"),
+]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "normalization.kind=none",
-        "normalization.kind=bias",
-        "normalization.before=false",
-        "normalization.after=false",
-        "normalization.trainable=false",
-        "head_init_std=0.02",
-        "optimization.optimizer=adamw",
-        "optimization.schedule=constant",
-    ],
-)
-def test_each_detail_of_the_reward_model_too(words: str) -> None:
-    assert load_run_data({**RUN, "preset": "oai_2019"}, [words], "rm").config
-
-
-@pytest.mark.parametrize(
-    "words", ["normalization.kind=none", "normalization.on=policy", "optimization.schedule=linear"]
-)
-def test_and_those_of_the_other_one(words: str) -> None:
-    assert load_run_data({**RUN, "preset": "tldr_2020"}, [words], "rm").config
+@pytest.mark.parametrize(("of", "preset", "word"), OFF)
+def test_each_detail_is_one_word_from_off(of: Callable[..., Any], preset: str, word: str) -> None:
+    assert of(preset, word)
 
 
 def test_without_its_token_the_rule_about_truncation_is_gone() -> None:
-    config = load_run_data(
-        {**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}, ["scoring.truncate_token=null"]
-    ).config
-    assert (config.scoring.truncate_after, config.scoring.incomplete_score) == (0, None)
-    trick = load_run_data(
-        {**RUN, "rewards": "model:rm", "algorithm": "tldr_2020"}, ["scoring.truncate_token=null"]
-    ).config
-    assert trick.scoring.incomplete_score == -1.0  # which is about the end of the response there
+    scoring = policy("oai_2019", "scoring.truncate_token=null").scoring
+    assert (scoring.truncate_after, scoring.incomplete_score) == (0, None)
+    trick = policy("tldr_2020", "scoring.truncate_token=null").scoring
+    assert trick.incomplete_score == -1.0  # which is about the end of the response there
 
 
 def test_learning_rates_of_the_reward_model_of_2019() -> None:
     """4,992 labels in batches of 32 are 156 steps, from 5e-5 down to 5e-5 * 32 / 4992."""
-    config = load_run_data({**RUN, "preset": "oai_2019"}, (), "rm").config
+    config = reward_model("oai_2019")
     steps = 4992 // config.optimization.comparisons_per_batch
     settings = OptimizerSettings.from_config(config.optimization, total_steps=steps)
     rates = [settings.learning_rate_at(step) for step in range(steps)]
@@ -198,7 +189,7 @@ def test_learning_rates_of_the_reward_model_of_2019() -> None:
 
 def test_learning_rates_of_the_policy_of_2019() -> None:
     """The four epochs of a step share one rate, 1e-5 at first and 1e-5 / 1953 at last."""
-    config = load_run_data({**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}).config
+    config = policy("oai_2019")
     settings = OptimizerSettings.from_config(config.optimization, total_steps=config.policy_updates)
     rates = [settings.learning_rate_at(update) for update in range(config.policy_updates)]
     assert len(rates) == 1953 * 4

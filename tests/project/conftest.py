@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    return REPOSITORY
+    return Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")

@@ -48,14 +48,8 @@ FILES_OF_KINDS = (
     *("config/checks_*.py", "config/domains.py", "data/prompts.py", "data/preferences.py"),
     *("planning/r*_processes.py", "planning/rl.py", "planning/texts.py", "planning/comparisons.py", "simulation/*.py"),
     *("config/schema_distill.py", "trainers/distill.py"),
-    *(
-        "trainers/rl/*.py",
-        "trainers/rl/*/*.py",
-        "trainers/replay*.py",
-        "trainers/sft.py",
-        "trainers/reward_model/*.py",
-        "api/conversing.py",
-    ),
+    *("trainers/rl/*.py", "trainers/rl/*/*.py", "trainers/replay*.py", "trainers/sft.py"),
+    *("trainers/reward_model/*.py", "api/conversing.py"),
     *("cli/training.py", "cli/check.py", "cli/replay.py", "cli/simulated_plan.py", "cli/speakers.py"),
 )
 """A kind's own: its settings, plan, data, training, and commands that only its runs have."""

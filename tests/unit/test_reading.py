@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,6 +17,23 @@ from burnish.errors import BurnishError, ConfigError, DataError
 from burnish.models.chat_templates import check_template
 from burnish.outside.reading import file_problem, read_at_most, reading
 from burnish.outside.user_processes import call_in_own_process
+
+
+@pytest.fixture
+def fail_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Exception], str]:
+    """What a command says when this goes wrong in reading its run file."""
+
+    def fail(error: Exception) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setattr("burnish.config.loading._validated", Mock(side_effect=error))
+        (tmp_path / "run.yaml").write_text("model: a\n")
+        assert main(["rl", "run.yaml"]) == 2
+        return capsys.readouterr().err
+
+    return fail
 
 
 @pytest.mark.parametrize(
@@ -39,14 +57,9 @@ def test_whatever_goes_wrong_names_the_file_and_keeps_its_cause(error: Exception
     ],
 )
 def test_what_files_are_known_to_do_leaves_no_traceback(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, fail_to_read: Callable[[Exception], str], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("burnish.config.loading._validated", Mock(side_effect=error))
-    (tmp_path / "run.yaml").write_text("model: a\n")
-    assert main(["rl", "run.yaml"]) == 2
-    assert f"reading the run file: {type(error).__name__}" in capsys.readouterr().err
+    assert f"reading the run file: {type(error).__name__}" in fail_to_read(error)
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
@@ -83,15 +96,9 @@ def test_reading_stops_soon_after_the_limit() -> None:
 
 
 def test_an_unforeseen_error_keeps_its_traceback_in_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fail_to_read: Callable[[Exception], str], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    failing = Mock(side_effect=ZeroDivisionError("nobody thought of it"))
-    monkeypatch.setattr("burnish.config.loading._validated", failing)
-    (tmp_path / "run.yaml").write_text("model: a\n")
-    assert main(["rl", "run.yaml"]) == 2
-    said = capsys.readouterr().err
+    said = fail_to_read(ZeroDivisionError("nobody thought of it"))
     assert "run.yaml: reading the run file: ZeroDivisionError: nobody thought of it" in said
     kept = next(tmp_path.glob("burnish-traceback-*.txt"))
     assert str(kept) in said
