@@ -52,7 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def mark_cases(items: list[pytest.Item]) -> None:
     """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow, `matrix_cases` as matrix; an id may be
-    a pattern, as of file names. All cases of the matrix are slow. Guards stay in the default run."""
+    a pattern, as of file names, and "*" for a whole file. All cases of the matrix are slow. Guards stay in the default
+    run."""
     from timekeeping import read_guards  # not above: pytest rewrites the assertions of a plugin before its first import
 
     guards = read_guards()
@@ -60,10 +61,11 @@ def mark_cases(items: list[pytest.Item]) -> None:
         if item.nodeid in guards:
             item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
             continue
+        case = item.callspec.id if hasattr(item, "callspec") else ""
         for name, mark in (("slow_cases", "slow"), ("matrix_cases", "matrix")):
             marker = item.get_closest_marker(name)
             for pattern in () if marker is None else marker.args:
-                if fnmatchcase(item.callspec.id, pattern):  # type: ignore[attr-defined]
+                if fnmatchcase(case, pattern):
                     item.add_marker(mark)
         if item.get_closest_marker("matrix"):
             item.add_marker("slow")

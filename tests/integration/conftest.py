@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,10 @@ from typing import Any
 import pytest
 import torch
 from confining import where_confined
-from runs import lines_of
+from runs import BuildPairs, BuildRl, BuildSft, lines_of, write_lines
 
 from burnish.agents.endpoint.server import ServerThread, Service
 from burnish.agents.endpoint.serving import StandingLoop
-from burnish.checkpointing.run import dump_config
 from burnish.cli.serve import _standing
 from burnish.cli.speakers import policy_named
 from burnish.config.loading import load_run_data
@@ -88,6 +85,16 @@ class CommandServer:
         command.wait()
         return command
 
+    def finish(self, *words: str, before: str = "") -> Command:
+        """The same, which has to end well."""
+        command = self.run(*words, before=before)
+        assert command.code == 0, command.output
+        return command
+
+    def refuse(self, *words: str, says: Sequence[str], before: str = "") -> None:
+        """The same, which has to end with one message."""
+        self.run(*words, before=before).check_refused(*says)
+
     def ask(self, request: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -134,6 +141,12 @@ class Command:
             time.sleep(look)
         return True
 
+    def check_refused(self, *says: str) -> None:
+        """It has ended with one message, which holds these words."""
+        assert self.code == 2, self.output
+        assert "Traceback" not in self.output
+        assert [words for words in says if words not in self.output] == [], self.output
+
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
@@ -142,41 +155,6 @@ class Command:
         if not self.ended():
             self.send(signal.SIGKILL)
             self.wait()
-
-
-CLOCKED = ("time/", "throughput/")
-
-
-@dataclass(frozen=True)
-class Trace:
-    """All that a run leaves behind and that must not depend on time, place or interruptions."""
-
-    metrics: list[dict[str, float]]
-    rollouts: dict[str, str]
-    """Every rollout file without the times of turns, as a hash."""
-    state: dict[str, str]
-    """Weights, optimizer, controllers and positions in the newest checkpoint, as hashes of their files."""
-
-    @staticmethod
-    def of(folder: Path) -> Trace:
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        newest = max((folder / "checkpoints").glob("step-??????"))
-        kept = [*newest.rglob("*.safetensors"), newest / "training_state.json"]
-        return Trace(
-            [{name: value for name, value in row.items() if not name.startswith(CLOCKED)} for row in rows],
-            {path.name: _hash(path) for path in sorted(folder.glob("rollouts/*"))},
-            {str(path.relative_to(folder)): _hash(path) for path in sorted(kept)},
-        )
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(re.sub(rb'"turn_seconds": \[(\[[^]]*\](, )?)*\], ', b"", path.read_bytes())).hexdigest()
-
-
-@pytest.fixture(scope="session")
-def trace() -> Callable[[Path], Trace]:
-    """Reads what a run left behind, to be compared with `==`."""
-    return Trace.of
 
 
 @pytest.fixture
@@ -212,18 +190,6 @@ def killed_while_sampling(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return killed
 
 
-@pytest.fixture
-def run_file(tmp_path: Path) -> Callable[[RunConfig], str]:
-    """Writes a configuration down for the command line."""
-
-    def write(config: RunConfig) -> str:
-        path = tmp_path / "run.yaml"
-        path.write_text(dump_config(config))
-        return str(path)
-
-    return write
-
-
 @pytest.fixture(scope="session")
 def tiny_model(save_tiny_llama: Callable[..., Path]) -> Path:
     """Folder of a random character-level Llama."""
@@ -236,13 +202,13 @@ def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-task")
     rows = [{"prompt": f"{a}+{b}=", "answer": f"{a + b:02d}"} for a in range(10) for b in range(10)]
     for name, part in (("train", rows[:80]), ("eval", rows[80:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        write_lines(folder / f"{name}.jsonl", part)
     (folder / "reward.py").write_text(REWARD)
     return folder
 
 
 @pytest.fixture
-def tiny_run(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., RlConfig]:
+def tiny_run(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> BuildRl:
     """An RL configuration on the tiny task; overrides as on the command line."""
 
     def build(*overrides: str, **fields: Any) -> RlConfig:
@@ -254,12 +220,7 @@ def tiny_run(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[...,
             "scoring": {"workers": 1},
             "algorithm": "grpo",
             "steps": 3,
-            "rollout": {
-                "prompts_per_step": 4,
-                "group_size": 4,
-                "max_prompt_tokens": 8,
-                "max_response_tokens": 4,
-            },
+            "rollout": {"prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 4},
             "optimization": {"learning_rate": 1e-3},
             "evaluation": {"every_steps": None, "at_start": False},
             "checkpoint": {"every_steps": None},
@@ -271,23 +232,6 @@ def tiny_run(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[...,
     return build
 
 
-FITTED = {
-    # Digits have no full stop, and the task's responses no sixteen tokens.
-    "oai_2019": ("scoring.truncate_token='3'", "scoring.truncate_after=1"),
-    # Its critic begins as the reward model, of which the task has none.
-    "tldr_2020": ("critic.init=policy",),
-    "online_dpo": ("optimization.epochs=1", "optimization.minibatches=1"),
-    # The first weights are no teacher until rewards have moved the policy.
-    "opd": ("teacher=policy", "algorithm.estimator_options.reward_coef=1"),
-}
-
-
-@pytest.fixture(scope="session")
-def for_the_task() -> Callable[[str], tuple[str, ...]]:
-    """Overrides that let a preset, given by name, run on the tiny task."""
-    return lambda preset: FITTED.get(preset, ())
-
-
 @pytest.fixture(scope="session")
 def sandbox_holds() -> None:
     """Skips the test on a machine where programs cannot be confined."""
@@ -296,12 +240,12 @@ def sandbox_holds() -> None:
 
 
 @pytest.fixture
-def tiny_sft(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., SftConfig]:
+def tiny_sft(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> BuildSft:
     """A supervised configuration on the same sums: about six optimizer steps a pass."""
     for name in ("train", "eval"):
         rows = lines_of(tiny_task / f"{name}.jsonl")
         pairs = [{"prompt": row["prompt"], "completion": row["answer"] + "$"} for row in rows]
-        (tmp_path / f"sft-{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        write_lines(tmp_path / f"sft-{name}.jsonl", pairs)
 
     def build(*overrides: str, **fields: Any) -> SftConfig:
         data = {
@@ -316,6 +260,24 @@ def tiny_sft(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[...,
             **fields,
         }
         return load_run_data(data, list(overrides), "sft").config
+
+    return build
+
+
+@pytest.fixture
+def tiny_pairs(tiny_model: Path, tmp_path: Path) -> BuildPairs:
+    """A configuration of `burnish rm` or `burnish prefer` for these rows."""
+
+    def build(kind: str, rows: Sequence[dict[str, Any]], *overrides: str, **fields: Any) -> RunConfig:
+        write_lines(tmp_path / "pairs.jsonl", rows)
+        data = {
+            "output": str(tmp_path / kind),
+            "model": {"path": str(tiny_model), "device": "cpu"},
+            "data": {"train": str(tmp_path / "pairs.jsonl")},
+            "max_tokens": 16,
+            "logging": {"sinks": []},
+        }
+        return load_run_data({**data, **fields}, list(overrides), kind).config
 
     return build
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import rollouts_of, rows_of
+from runs import rollouts_of, rows_of, write_lines
 
 from burnish.cli import main
 from burnish.models.characters import character_tokenizer
@@ -50,7 +50,7 @@ def test_an_agent_teaches_a_policy(
     monkeypatch.chdir(tmp_path)
     Path("agent.py").write_text(AGENT)
     rows = [{"prompt": [{"role": "user", "content": text}], "answer": "c"} for text in ("ab", "ba")]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(Path("rows.jsonl"), rows)
     Path("held_out.jsonl").write_text(json.dumps({"prompt": [{"role": "user", "content": "bb"}], "answer": "c"}) + "\n")
     config: dict[str, Any] = {
         "output": "run",

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from runs import trained
+from runs import BuildPairs, BuildRl, BuildSft, rows_of, run_file, trained, write_lines
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from burnish.checkpointing.run import dump_config
 from burnish.checkpointing.store import Pending, seal, write_pending
 from burnish.cli import main
 from burnish.config.loading import load_run_data
-from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema import RlConfig
 from burnish.errors import CheckpointError
 from burnish.trainers.chaining import pinned
-from burnish.trainers.cluster import train_rl
-from burnish.trainers.reward_model.loop import train_reward_model
 from burnish.trainers.rl.setup.parts import open_rl_run
 
 QUIET = Console(quiet=True)
@@ -34,7 +29,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def sft_run(tiny_sft: Callable[..., SftConfig], tmp_path: Path, tiny_model: Path) -> Path:
+def sft_run(tiny_sft: BuildSft, tmp_path: Path, tiny_model: Path) -> Path:
     """A finished run with checkpoints of steps 2 and 4, and a chat template of its own."""
     model = {"path": str(tiny_model), "chat_template": TEMPLATE}
     config = tiny_sft(f"output={tmp_path}/sft", "steps=4", "evaluation.every_steps=2", model=model)
@@ -45,24 +40,29 @@ def policy(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:06d}" / "policy"
 
 
+def chosen(model: Path | str) -> tuple[str, str]:
+    """The folder of a policy that this choice is, and what is said about it."""
+    config, (line,) = pinned(load_run_data({"model": str(model), "data": {"train": "x"}}, [], "sft").config)
+    return config.model.path, line
+
+
 @pytest.mark.slow
 def test_a_run_begins_from_the_newest_checkpoint_and_says_so(
-    tiny_run: Callable[..., RlConfig], sft_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_run: BuildRl, sft_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(dump_config(tiny_run("steps=1", "algorithm.kl_in=loss", model=str(sft_run))))
-    assert main(["rl", str(file)]) == 0
+    assert main(["rl", run_file(tiny_run("steps=1", "algorithm.kl_in=loss", model=str(sft_run)))]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"model.path: checkpoint of step 4 of {sft_run} (the newest)" in said
     assert f"path: {policy(sft_run, 4)}" in (tmp_path / "run" / "config.yaml").read_text()
-    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert row["kl/reference"] == pytest.approx(0.0, abs=1e-4)  # the reference is the same checkpoint
+    assert rows_of(tmp_path / "run")[-1]["kl/reference"] == pytest.approx(
+        0.0, abs=1e-4
+    )  # the reference is the same checkpoint
     result = policy(tmp_path / "run", 1)
     assert AutoTokenizer.from_pretrained(result).chat_template == TEMPLATE
 
 
 @pytest.mark.slow
-def test_policy_and_reference_hold_the_chosen_weights(tiny_run: Callable[..., RlConfig], sft_run: Path) -> None:
+def test_policy_and_reference_hold_the_chosen_weights(tiny_run: BuildRl, sft_run: Path) -> None:
     for choice, step in (("", 4), ("@2", 2), ("@4", 4)):
         config = tiny_run(f"output={sft_run.parent}/rl{choice}", "algorithm.kl_in=loss", model=f"{sft_run}{choice}")
         with open_rl_run(config, QUIET) as run:
@@ -76,20 +76,14 @@ def test_policy_and_reference_hold_the_chosen_weights(tiny_run: Callable[..., Rl
 @pytest.mark.slow
 def test_the_best_is_that_of_a_metric_among_those_kept(sft_run: Path) -> None:
     """Rewritten losses: step 4 is worse than step 2; an older, better one has no checkpoint any more."""
-    rows = [{"step": 0, "eval/loss": 0.5, "eval/token_accuracy": 0.1}]
-    rows += [{"step": 2, "eval/loss": 1.0, "eval/token_accuracy": 0.2}]
-    rows += [{"step": 4, "eval/loss": 2.0, "eval/token_accuracy": 0.3}]
-    (sft_run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    measured = ((0, 0.5, 0.1), (2, 1.0, 0.2), (4, 2.0, 0.3))
+    rows = [{"step": step, "eval/loss": loss, "eval/token_accuracy": share} for step, loss, share in measured]
+    write_lines(sft_run / "metrics.jsonl", rows)
 
-    def chosen(choice: str) -> tuple[str, str]:
-        data = {"model": f"{sft_run}@{choice}", "data": {"train": "x"}}
-        config, (line,) = pinned(load_run_data(data, [], "sft").config)
-        return config.model.path, line
-
-    path, line = chosen("best")
+    path, line = chosen(f"{sft_run}@best")
     assert path == str(policy(sft_run, 2))
     assert "lowest eval/loss of those kept, 1; step 0 had 0.5, but has no checkpoint (any more)" in line
-    assert chosen("best:eval/token_accuracy")[0] == str(policy(sft_run, 4))
+    assert chosen(f"{sft_run}@best:eval/token_accuracy")[0] == str(policy(sft_run, 4))
 
 
 @pytest.mark.slow_cases("*/*/*", "eval/truncated*", "my/*")
@@ -109,11 +103,8 @@ def test_the_best_is_that_of_a_metric_among_those_kept(sft_run: Path) -> None:
 )
 def test_the_direction_of_a_metric(sft_run: Path, metric: str, is_lowest: bool) -> None:
     """By the table of metrics, and never by the names of domains and rewards."""
-    rows = [{"step": 2, metric: 1.0}, {"step": 4, metric: 2.0}]
-    (sft_run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"model": f"{sft_run}@best:{metric}", "data": {"train": "x"}}
-    config, _ = pinned(load_run_data(data, [], "sft").config)
-    assert config.model.path == str(policy(sft_run, 2 if is_lowest else 4))
+    write_lines(sft_run / "metrics.jsonl", [{"step": 2, metric: 1.0}, {"step": 4, metric: 2.0}])
+    assert chosen(f"{sft_run}@best:{metric}")[0] == str(policy(sft_run, 2 if is_lowest else 4))
 
 
 @pytest.mark.slow_cases("@best:eval/los-has not measured 'eval/los'-did you mean 'eval/loss'?")
@@ -130,22 +121,22 @@ def test_a_choice_that_there_is_not_names_those_there_are(
     sft_run: Path, choice: str, message: str, remedy: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
-        pinned(load_run_data({"model": f"{sft_run}{choice}", "data": {"train": "x"}}, [], "sft").config)
+        chosen(f"{sft_run}{choice}")
     assert remedy in str(caught.value.remedy)
 
 
 def test_runs_without_a_whole_checkpoint_and_misspelt_ones_are_refused(sft_run: Path) -> None:
     def refused(path: Any) -> CheckpointError:
         with pytest.raises(CheckpointError) as caught:
-            pinned(load_run_data({"model": str(path), "data": {"train": "x"}}, [], "sft").config)
+            chosen(path)
         return caught.value
 
     misspelt = refused(f"{sft_run.parent / 'stf'}@2")
     assert "is not the folder of a run" in misspelt.message
     assert f"did you mean {str(sft_run)!r}?" in str(misspelt.remedy)
     (policy(sft_run, 4) / "model.safetensors").write_bytes(b"torn")
-    config, (line,) = pinned(load_run_data({"model": str(sft_run), "data": {"train": "x"}}, [], "sft").config)
-    assert config.model.path == str(policy(sft_run, 2))  # as resuming does, and said
+    path, line = chosen(sft_run)
+    assert path == str(policy(sft_run, 2))  # as resuming does, and said
     assert "not used: " in line
     assert "is damaged" in refused(f"{sft_run}@4").message
     (policy(sft_run, 2) / "model.safetensors").unlink()
@@ -157,26 +148,22 @@ def test_runs_without_a_whole_checkpoint_and_misspelt_ones_are_refused(sft_run: 
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_to_the_weights_it_began_with(
-    tiny_run: Callable[..., RlConfig], tiny_sft: Callable[..., SftConfig], sft_run: Path, tmp_path: Path
-) -> None:
-    config = tiny_run("steps=1", model=str(sft_run))
-    train_rl(config, console=QUIET)
+def test_a_resumed_run_keeps_to_the_weights_it_began_with(tiny_run: BuildRl, sft_run: Path) -> None:
+    trained(tiny_run("steps=1", model=str(sft_run)))
     newer = policy(sft_run, 4).parent.with_name("step-000006")
     policy(sft_run, 4).parent.rename(newer)
     manifest = newer / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"step": 4', '"step": 6'))
     with pytest.raises(CheckpointError, match=r"(?s)model\.path: .*step-000004.* before, .*step-000006.* now"):
-        train_rl(tiny_run("steps=2", model=str(sft_run)), console=QUIET)
+        trained(tiny_run("steps=2", model=str(sft_run)))
 
 
-def test_scores_from_before_the_last_step_are_said_not_to_be_normalised(tiny_model: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": f"{n}+1=", "chosen": f"{n + 1:02d}", "rejected": "99"} for n in range(9)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"output": f"{tmp_path}/rm", "model": str(tiny_model), "data": {"train": f"{tmp_path}/pairs.jsonl"}}
-    data |= {"steps": 2, "max_tokens": 16, "logging": {"sinks": []}, "checkpoint": {"every_steps": 1}}
-    data |= {"normalization": {"kind": "bias", "on": "references"}}
-    train_reward_model(load_run_data(data, [], "rm").config, console=QUIET)
+PAIRS = [{"prompt": f"{n}+1=", "chosen": f"{n + 1:02d}", "rejected": "99"} for n in range(9)]
+
+
+def test_scores_from_before_the_last_step_are_said_not_to_be_normalised(tiny_pairs: BuildPairs, tmp_path: Path) -> None:
+    normalization = {"kind": "bias", "on": "references"}
+    trained(tiny_pairs("rm", PAIRS, "steps=2", "checkpoint.every_steps=1", normalization=normalization))
 
     def said(choice: str) -> bool:
         lines = pinned(RlConfig(model="m", rewards=f"model:{tmp_path}/rm{choice}"))[1]
@@ -195,15 +182,9 @@ def test_scores_from_before_the_last_step_are_said_not_to_be_normalised(tiny_mod
 
 
 @pytest.mark.slow
-def test_reward_model_and_critic_come_from_runs_too(
-    tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tmp_path: Path
-) -> None:
+def test_reward_model_and_critic_come_from_runs_too(tiny_run: BuildRl, tiny_pairs: BuildPairs, tmp_path: Path) -> None:
     """rm -> reward and critic of a PPO run -> critic of the next; a run without either is refused by name."""
-    rows = [{"prompt": f"{n}+1=", "chosen": f"{n + 1:02d}", "rejected": "99"} for n in range(9)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"output": f"{tmp_path}/rm", "model": str(tiny_model), "data": {"train": f"{tmp_path}/pairs.jsonl"}}
-    data |= {"steps": 1, "max_tokens": 16, "logging": {"sinks": []}}
-    train_reward_model(load_run_data(data, [], "rm").config, console=QUIET)
+    trained(tiny_pairs("rm", PAIRS, "steps=1"))
 
     def ppo(name: str, init: str) -> RlConfig:
         return tiny_run(
@@ -212,9 +193,9 @@ def test_reward_model_and_critic_come_from_runs_too(
         )  # fmt: skip
 
     with pytest.raises(CheckpointError, match="has measured no eval/accuracy"):
-        train_rl(ppo("first", str(tmp_path / "rm")), console=QUIET)
+        trained(ppo("first", str(tmp_path / "rm")))
     (tmp_path / "rm" / "metrics.jsonl").write_text('{"step": 1, "eval/accuracy": 0.7}\n')
-    train_rl(ppo("first", str(tmp_path / "rm")), console=QUIET)
+    trained(ppo("first", str(tmp_path / "rm")))
     with open_rl_run(ppo("second", f"{tmp_path}/first"), QUIET) as run:
         trunk = dict(run.critic.trunk.named_parameters())  # type: ignore[union-attr]
         head = run.critic.head.weight  # type: ignore[union-attr]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -13,19 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import trained
+from runs import BuildPairs, BuildRl, BuildSft, Run, after_step, lines_of, rows_of, trace, trained, write_lines
 from safetensors.torch import load_file
 from torch import Tensor
 
 from burnish.checkpointing.encoding import read_state
-from burnish.config.loading import load_run_data
-from burnish.config.schema import RlConfig, SftConfig
 from burnish.distributed.processes import RoleProcess
-from burnish.errors import ConfigError
 from burnish.trainers.outer_loop import STATE_NAME
-from burnish.trainers.telemetry.journal import Journal
 
-WRITE = Journal.write
+pytestmark = pytest.mark.slow
+
 
 WITH_KL = {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05}
 PPO = {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05, "top_entropy": 0.5}
@@ -59,7 +55,7 @@ def by_hand(case: Any) -> Any:
 
 
 @pytest.fixture
-def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
+def run(tiny_run: BuildRl, tmp_path: Path) -> Run:
     """Trains in `tmp_path/NAME` with four lanes and returns the folder."""
 
     def train(name: str, case: str, *overrides: str, steps: int = 4, workers: int = 0, **cluster: Any) -> Path:
@@ -85,40 +81,21 @@ def hit(started: list[RoleProcess], monkeypatch: pytest.MonkeyPatch) -> Callable
         def found() -> list[RoleProcess]:
             return [process for process in started if process.name == name]
 
-        def hitting(journal: Journal, step: int, row: dict[str, float]) -> None:
-            WRITE(journal, step, row)
-            if step == 3 and len(found()) == 1:
-                os.kill(found()[0].pid, number)
-
-        monkeypatch.setattr(Journal, "write", hitting)
+        after_step(monkeypatch, 3, lambda: os.kill(found()[0].pid, number))
         return found
 
     return ready
 
 
-def test_a_system_without_shared_memory_is_named(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    with pytest.raises(ConfigError, match="several processes, which need Linux, and this is Darwin"):
-        run("refused", "grpo", trainers=2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "own", "trainers", "workers"),
-    [
-        pytest.param("ppo", ("reference", "critic"), 1, 0, marks=pytest.mark.matrix),
-        ("ppo", ("critic",), 2, 1),
-        pytest.param("grpo", ("reference",), 1, 1, marks=pytest.mark.matrix),
-    ],
+    most_by_hand(
+        [("ppo", ["reference", "critic"], 1, 0), ("ppo", ["critic"], 2, 1), ("grpo", ["reference"], 1, 1)],
+        ("ppo", ["critic"], 2, 1),
+    ),
 )
 def test_models_with_a_process_of_their_own_have_the_same_numbers(
-    case: str,
-    own: tuple[str, ...],
-    trainers: int,
-    workers: int,
-    run: Callable[..., Path],
-    trace: Callable[[Path], Any],
-    started: list[RoleProcess],
+    case: str, own: list[str], trainers: int, workers: int, run: Run, started: list[RoleProcess]
 ) -> None:
     """Weights and optimizer of the critic among them. Going on in one process changes nothing either."""
     found = trace(run("own", case, f"cluster.own_process={json.dumps(own)}", trainers=trainers, workers=workers))
@@ -128,9 +105,7 @@ def test_models_with_a_process_of_their_own_have_the_same_numbers(
 
 
 @pytest.mark.matrix
-def test_no_number_of_rollout_workers_changes_a_token_of_sixty_thousand(
-    run: Callable[..., Path], trace: Callable[[Path], Any]
-) -> None:
+def test_no_number_of_rollout_workers_changes_a_token_of_sixty_thousand(run: Run) -> None:
     """Nor a log-probability, over 20 steps of training."""
     words = ("cluster.lanes=6", "rollout.prompts_per_step=24", "rollout.group_size=6", "rollout.max_response_tokens=22")
     words += ("rollout.ignore_eos=true", "logging.record_rollouts=true", "checkpoint.every_steps=20")
@@ -141,9 +116,7 @@ def test_no_number_of_rollout_workers_changes_a_token_of_sixty_thousand(
 
 
 @pytest.mark.matrix
-def test_a_lost_critic_costs_time_only(
-    run: Callable[..., Path], trace: Callable[[Path], Any], hit: Callable[..., Any]
-) -> None:
+def test_a_lost_critic_costs_time_only(run: Run, hit: Callable[..., Any]) -> None:
     """It is killed after step 3; all processes start again from the checkpoint of step 2."""
     expected, critics = trace(run("one", "ppo")), hit("critic")
     assert trace(run("hit", "ppo", "cluster.own_process=critic")) == expected
@@ -166,33 +139,33 @@ LEARNED: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture
-def learn(tiny_sft: Callable[..., SftConfig], tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., Path]:
+def learn(tiny_sft: BuildSft, tiny_pairs: BuildPairs, tiny_task: Path, tmp_path: Path) -> Run:
     """Fine-tunes a policy or a reward model in `tmp_path/NAME` with four lanes, and returns the folder."""
 
     def train(name: str, case: str, *overrides: str, steps: int = 4) -> Path:
         words = (*LEARNED[case], f"output={tmp_path}/{name}", f"steps={steps}", "cluster.threads=1", *overrides)
         if case.startswith("sft"):
             return trained(tiny_sft(*words))
-        for split in ("train", "eval"):
-            rows = [json.loads(line) for line in (tiny_task / f"{split}.jsonl").read_text().splitlines()]
-            pairs = [{"prompt": r["prompt"], "chosen": r["answer"], "rejected": r["answer"][::-1] + "7"} for r in rows]
-            (tmp_path / f"rm-{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-        data = {
-            "model": {"path": str(tiny_model), "device": "cpu"},
-            "data": {"train": str(tmp_path / "rm-train.jsonl"), "eval": str(tmp_path / "rm-eval.jsonl")},
-            "max_tokens": 16,
+        rows, held_out = (
+            [
+                {"prompt": row["prompt"], "chosen": row["answer"], "rejected": row["answer"][::-1] + "7"}
+                for row in lines_of(tiny_task / f"{split}.jsonl")
+            ]
+            for split in ("train", "eval")
+        )
+        write_lines(tmp_path / "held_out.jsonl", held_out)
+        fields = {
+            "data": {"train": str(tmp_path / "pairs.jsonl"), "eval": str(tmp_path / "held_out.jsonl")},
             "optimization": {"learning_rate": 1e-2, "comparisons_per_batch": 16},
             "evaluation": {"every_steps": 2},
             "checkpoint": {"every_steps": 2},
-            "logging": {"sinks": []},
         }
-        return trained(load_run_data(data, list(words), "rm").config)
+        return trained(tiny_pairs("rm", rows, *words, **fields))
 
     return train
 
 
-@pytest.mark.slow
-def test_two_trainers_of_a_reward_model_are_one(learn: Callable[..., Path], trace: Callable[[Path], Any]) -> None:
+def test_two_trainers_of_a_reward_model_are_one(learn: Run) -> None:
     """Metrics, held-out accuracy, weights and optimizer; a supervised run is in the slow tests."""
     two = trace(learn("two", "rm", "cluster.trainers=2"))
     one = trace(learn("one", "rm", "cluster.lanes=2"))
@@ -200,11 +173,8 @@ def test_two_trainers_of_a_reward_model_are_one(learn: Callable[..., Path], trac
     assert "eval/accuracy" in two.metrics[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", most_by_hand(LEARNED, "sft lora"))
-def test_no_number_of_trainers_changes_a_bit_of_given_data(
-    case: str, learn: Callable[..., Path], trace: Callable[[Path], Any]
-) -> None:
+def test_no_number_of_trainers_changes_a_bit_of_given_data(case: str, learn: Run) -> None:
     expected = trace(learn("one", case, "cluster.lanes=4"))
     for trainers in (2, 4) if case in ("sft", "rm") else (2,):
         found = trace(learn(f"trainers-{trainers}", case, "cluster.lanes=4", f"cluster.trainers={trainers}"))
@@ -214,11 +184,8 @@ def test_no_number_of_trainers_changes_a_bit_of_given_data(
         assert trace(learn("sliced", case, *sliced)) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", most_by_hand(["sft", "rm"], "rm"))
-def test_one_trainer_in_its_own_process_is_a_run_without_the_section(
-    case: str, learn: Callable[..., Path], trace: Callable[[Path], Any]
-) -> None:
+def test_one_trainer_in_its_own_process_is_a_run_without_the_section(case: str, learn: Run) -> None:
     expected = trace(learn("plain", case))
     assert trace(learn("one lane", case, "cluster.lanes=1")) == expected
     assert trace(learn("elsewhere", case, "cluster.backend=processes")) == expected
@@ -227,7 +194,7 @@ def test_one_trainer_in_its_own_process_is_a_run_without_the_section(
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", ["sft", "rm of policy"])
 def test_a_run_on_given_data_goes_on_after_a_lost_trainer_and_on_another_number(
-    case: str, learn: Callable[..., Path], trace: Callable[[Path], Any], hit: Callable[..., Any]
+    case: str, learn: Run, hit: Callable[..., Any]
 ) -> None:
     """One of two trainers is killed after step 3; both start again from the checkpoint of step 2. Then the run goes
     on with one trainer, and the undisturbed one with four."""
@@ -239,10 +206,7 @@ def test_a_run_on_given_data_goes_on_after_a_lost_trainer_and_on_another_number(
     assert trace(learn("hit", case, *words, steps=7)) == longer
 
 
-@pytest.mark.slow
-def test_a_lost_rollout_worker_changes_nothing(
-    run: Callable[..., Path], trace: Callable[[Path], Any], killed_while_sampling: list[int]
-) -> None:
+def test_a_lost_rollout_worker_changes_nothing(run: Run, killed_while_sampling: list[int]) -> None:
     """The same tokens and log-probabilities with two workers, one of which is killed while it samples."""
     expected = trace(run("one", "grpo"))
     found = trace(run("killed", "grpo", workers=2))
@@ -252,17 +216,15 @@ def test_a_lost_rollout_worker_changes_nothing(
     assert found == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", most_by_hand(CASES, "ppo", "bfloat16"))
-def test_no_number_of_trainers_changes_a_bit(case: str, run: Callable[..., Path], trace: Callable[[Path], Any]) -> None:
+def test_no_number_of_trainers_changes_a_bit(case: str, run: Run) -> None:
     expected = trace(run("one", case))
     for trainers in {"grpo": (2, 4), "ppo": (4,)}.get(case, (2,)):
         assert trace(run(f"trainers-{trainers}", case, trainers=trainers)) == expected, trainers
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", most_by_hand(CASES, "ppo shared"))
-def test_no_slice_changes_a_bit(case: str, run: Callable[..., Path], trace: Callable[[Path], Any]) -> None:
+def test_no_slice_changes_a_bit(case: str, run: Run) -> None:
     expected = trace(run("one", case))
     for trainers in (1, 2, 4) if case in ("grpo", "ppo", "bfloat16") else (2,):
         found = trace(run(f"trainers-{trainers}", case, trainers=trainers, sharding="optimizer"))
@@ -270,7 +232,6 @@ def test_no_slice_changes_a_bit(case: str, run: Callable[..., Path], trace: Call
 
 
 @pytest.mark.matrix_cases("1-whole-4-optimizer-bfloat16")
-@pytest.mark.slow
 @pytest.mark.parametrize("case", most_by_hand(["ppo", "lora", "bfloat16"], "bfloat16"))
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -278,56 +239,41 @@ def test_no_slice_changes_a_bit(case: str, run: Callable[..., Path], trace: Call
     ids=lambda sharding: f"{sharding[0]}-{sharding[1]}",
 )
 def test_a_run_continues_with_another_sharding(
-    first: tuple[int, str], second: tuple[int, str], case: str, run: Callable[..., Path], trace: Callable[[Path], Any]
+    first: tuple[int, str], second: tuple[int, str], case: str, run: Run
 ) -> None:
     expected = trace(run("one", case, steps=6))
     run("changed", case, trainers=first[0], sharding=first[1], steps=3)
     assert trace(run("changed", case, trainers=second[0], sharding=second[1], steps=6)) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("trainers", "workers"), most_by_hand([(1, 1), (1, 3), (2, 2)], (2, 2)))
-def test_no_number_of_rollout_workers_changes_a_bit(
-    trainers: int, workers: int, run: Callable[..., Path], trace: Callable[[Path], Any]
-) -> None:
+def test_no_number_of_rollout_workers_changes_a_bit(trainers: int, workers: int, run: Run) -> None:
     assert trace(run("several", "grpo", trainers=trainers, workers=workers)) == trace(run("one", "grpo"))
 
 
-@pytest.mark.slow
-def test_rollout_workers_sample_with_the_rounded_weights(run: Callable[..., Path]) -> None:
+def test_rollout_workers_sample_with_the_rounded_weights(run: Run) -> None:
     """From the first step, when they have what they loaded, and after updates, with adapters merged in."""
     folder = run("few", "few bits", "model.device=cpu", trainers=1, workers=1, steps=3)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(folder)
     assert len(rows) == 3
     assert max(row["rollout/logprob_diff_max"] for row in rows) < 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trainers", most_by_hand([1, 4], 1))
-def test_a_run_continues_on_another_number_of_trainers(
-    trainers: int, run: Callable[..., Path], trace: Callable[[Path], Any]
-) -> None:
+def test_a_run_continues_on_another_number_of_trainers(trainers: int, run: Run) -> None:
     expected = trace(run("one", "grpo", steps=6))
     run("changed", "grpo", trainers=2, steps=3)
     assert trace(run("changed", "grpo", trainers=trainers, steps=6)) == expected
 
 
-@pytest.mark.matrix_cases("killed with slices")
-@pytest.mark.slow
+@pytest.mark.matrix_cases("killed*")
 @pytest.mark.parametrize(
     ("number", "sharding"),
-    [
-        pytest.param(signal.SIGKILL, "whole", id="killed", marks=pytest.mark.matrix),
-        pytest.param(signal.SIGSTOP, "whole", id="stopped"),
-        pytest.param(signal.SIGKILL, "optimizer", id="killed with slices"),
-    ],
+    [(signal.SIGKILL, "whole"), (signal.SIGSTOP, "whole"), (signal.SIGKILL, "optimizer")],
+    ids=["killed", "stopped", "killed with slices"],
 )
 def test_a_lost_trainer_costs_time_only(
-    number: signal.Signals,
-    sharding: str,
-    run: Callable[..., Path],
-    trace: Callable[[Path], Any],
-    hit: Callable[..., Any],
+    number: signal.Signals, sharding: str, run: Run, hit: Callable[..., Any]
 ) -> None:
     """One of two trainers is killed, or stopped, in step 4; all start again from the checkpoint of step 2."""
     expected, trainers = trace(run("one", "grpo", steps=6)), hit("trainer 1", number)
@@ -347,12 +293,11 @@ def furthest(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     return max(float((left[name].float() - right[name].float()).abs().max()) for name in left)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "trainers"),
     most_by_hand(product(["sft", "sft lora", "rm", "rm lora", "rm trainable"], [2, 3]), ("rm lora", 2)),
 )
-def test_full_sharding_of_given_data(case: str, trainers: int, learn: Callable[..., Path]) -> None:
+def test_full_sharding_of_given_data(case: str, trainers: int, learn: Run) -> None:
     """Three steps, one more on another number of processes, and one more with `whole`: always close to one process."""
     words = ("cluster.lanes=6", "optimization.schedule=constant")
     three, four, five = (weights_of(learn("one", case, *words, steps=steps)) for steps in (3, 4, 5))
@@ -378,7 +323,6 @@ def trained_of(run: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.matrix_cases("bfloat16-words3-own3")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "words", "own"),
     [
@@ -392,7 +336,7 @@ def trained_of(run: Path) -> dict[str, Tensor]:
     ],
 )
 def test_full_sharding_is_one_process_up_to_rounding(
-    case: str, words: tuple[str, ...], own: tuple[str, ...], run: Callable[..., Path]
+    case: str, words: tuple[str, ...], own: tuple[str, ...], run: Run
 ) -> None:
     """Two steps, and then one more with `whole`."""
     two = run("two", case, *words, steps=2)

@@ -33,11 +33,7 @@ def test_human_eval_s_own_solutions_pass_and_no_others(at_hand: Callable[[str], 
     rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
     tasks = [task_of_row(row, None) for row in rows]
     assert len(tasks) == 164
-    for answer, expected in (
-        (None, 164),
-        ("    return None\n", 0),
-        ("    import os; os._exit(0)\n", 0),
-    ):
+    for answer, expected in ((None, 164), ("    return None\n", 0), ("    import os; os._exit(0)\n", 0)):
         jobs = [
             task.make(program(row["canonical_solution"] if answer is None else answer, task))
             for row, task in zip(rows, tasks, strict=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import BuildRl
 
 from burnish.observability.control import ask, asked
 from burnish.trainers.cluster import train_rl
@@ -15,7 +15,7 @@ from burnish.trainers.interrupt import Watch, watching
 
 
 @pytest.mark.slow
-def test_a_run_saves_and_stops_when_it_is_asked_to(tiny_run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_run_saves_and_stops_when_it_is_asked_to(tiny_run: BuildRl, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ask(folder, "stop")  # of an earlier start: forgotten
 

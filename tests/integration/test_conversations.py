@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import ctrl_c_in_step, rows_of, trained
+from runs import BuildRl, ctrl_c_in_step, lines_of, rows_of, step_rows, trace, trained
 from tiny_models import save_llama
 
 from burnish.config.schema import RlConfig
@@ -19,8 +18,9 @@ from burnish.config.schema_data import ModelConfig
 from burnish.errors import ConfigError, OutageError
 from burnish.models.characters import character_tokenizer
 from burnish.models.tokenizers import load_tokenizer
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.measuring import evaluate_run
+
+pytestmark = pytest.mark.slow_cases("*")
 
 QUIET = Console(quiet=True)
 
@@ -117,9 +117,7 @@ def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(
-    tiny_run: Callable[..., RlConfig], talking_model: Path, tiny_task: Path, tmp_path: Path
-) -> Callable[..., RlConfig]:
+def run(tiny_run: BuildRl, talking_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., RlConfig]:
     """The configuration of a run in `tmp_path/NAME`, whose responses are conversations with `partner`."""
     (tmp_path / "partners.py").write_text(PARTNERS)
     partners = {
@@ -128,23 +126,13 @@ def run(
         "broken": {"tools": f"{tmp_path / 'partners.py'}:broken", "parser": f"{tmp_path / 'partners.py'}:Broken"},
     }
 
+    talk = {"max_turns": 3, "in_rounds": True, "call_timeout_seconds": 20}
+
     def build(name: str, partner: str = "calculator", conversation: Any = (), **fields: Any) -> RlConfig:
         asked = {
             "model": str(talking_model),
-            "data": {
-                "train": str(tiny_task / "train.jsonl"),
-                "eval": str(tiny_task / "eval.jsonl"),
-                "chat": "always",
-            },
-            "conversation": {
-                **partners[partner],
-                "max_turns": 3,
-                "in_rounds": True,
-                "call_timeout_seconds": 20,
-                **dict(conversation),
-            }
-            if conversation is not None
-            else None,
+            "data": {part: str(tiny_task / f"{part}.jsonl") for part in ("train", "eval")} | {"chat": "always"},
+            "conversation": None if conversation is None else {**talk, **partners[partner], **dict(conversation)},
             "rewards": [{"name": f"{tmp_path / 'partners.py'}:brief"}],
             "steps": 4,
             "rollout": {
@@ -160,18 +148,17 @@ def run(
 
 
 def rollouts(folder: Path | str) -> list[dict[str, Any]]:
-    files = sorted((Path(folder) / "rollouts").glob("step-*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [line for file in sorted(Path(folder).glob("rollouts/step-*.jsonl")) for line in lines_of(file)]
 
 
-def train(config: RlConfig) -> Path:
-    return trained(config)
+def tokens_and_turns(config: RlConfig) -> list[Any]:
+    """What the responses of the run consist of."""
+    return [(line["response_tokens"], line["turns"]) for line in rollouts(trained(config))]
 
 
-@pytest.mark.slow
 def test_a_run_with_a_calculator(run: Callable[..., RlConfig]) -> None:
-    folder = train(run("run"))
-    found = [row for row in rows_of(folder) if row["step"] > 0]
+    folder = trained(run("run"))
+    found = step_rows(folder)
     assert len(found) == 4
     for row in found:
         assert row["tool/calls"] > 0
@@ -195,52 +182,40 @@ def test_a_run_with_a_calculator(run: Callable[..., RlConfig]) -> None:
     assert any(len(line["turns"]) == 5 for line in lines)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("partner", ["calculator", "echo"])
-def test_in_rounds_two_runs_are_the_same(
-    run: Callable[..., RlConfig], trace: Callable[[Path], Any], partner: str
-) -> None:
-    first, second = train(run("first", partner)), train(run("second", partner))
+def test_in_rounds_two_runs_are_the_same(run: Callable[..., RlConfig], partner: str) -> None:
+    first, second = trained(run("first", partner)), trained(run("second", partner))
     assert trace(first) == trace(second)
 
 
-@pytest.mark.slow
 def test_without_rounds_the_tokens_are_the_same(run: Callable[..., RlConfig]) -> None:
     """Whoever has an answer goes on; its noise does not depend on who else does."""
-    folders = [train(run(name, "echo", {"in_rounds": name == "rounds"}, steps=1)) for name in ("rounds", "free")]
-    first, second = ([(line["response_tokens"], line["turns"]) for line in rollouts(folder)] for folder in folders)
-    assert first == second
+    first, second = (run(name, "echo", {"in_rounds": name == "rounds"}, steps=1) for name in ("rounds", "free"))
+    assert tokens_and_turns(first) == tokens_and_turns(second)
 
 
-@pytest.mark.slow
-def test_a_resumed_run_is_the_same(run: Callable[..., RlConfig], trace: Callable[[Path], Any]) -> None:
-    expected = trace(train(run("whole", "echo")))
+def test_a_resumed_run_is_the_same(run: Callable[..., RlConfig]) -> None:
+    expected = trace(trained(run("whole", "echo")))
     with ctrl_c_in_step(2):
-        halves = train(run("halves", "echo"))
+        halves = trained(run("halves", "echo"))
     assert rows_of(halves)[-1]["step"] == 2
-    assert trace(train(run("halves", "echo"))) == expected
+    assert trace(trained(run("halves", "echo"))) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("partner", ["calculator", pytest.param("echo", marks=pytest.mark.matrix)])
 def test_rollout_workers_change_nothing(run: Callable[..., RlConfig], partner: str) -> None:
     """The tokens are those of one process; metrics of the engine itself differ."""
-    folders = [
-        train(run(f"workers{count}", partner, cluster={"rollout_workers": count, "threads": 1})) for count in (0, 2)
-    ]
-    first, second = ([(line["response_tokens"], line["turns"]) for line in rollouts(folder)] for folder in folders)
-    assert first == second
+    none, two = (run(f"workers{n}", partner, cluster={"rollout_workers": n, "threads": 1}) for n in (0, 2))
+    assert tokens_and_turns(none) == tokens_and_turns(two)
 
 
-@pytest.mark.slow
-def test_two_trainers_have_the_bits_of_one(run: Callable[..., RlConfig], trace: Callable[[Path], Any]) -> None:
+def test_two_trainers_have_the_bits_of_one(run: Callable[..., RlConfig]) -> None:
     lanes = {"lanes": 2, "threads": 1}
-    one, two = (train(run(f"trainers{count}", cluster={**lanes, "trainers": count})) for count in (1, 2))
+    one, two = (trained(run(f"trainers{count}", cluster={**lanes, "trainers": count})) for count in (1, 2))
     assert trace(one).state == trace(two).state
     assert trace(one).rollouts == trace(two).rollouts
 
 
-@pytest.mark.slow
 def test_a_template_that_writes_earlier_turns_anew(
     run: Callable[..., RlConfig], talking_model: Path, tmp_path: Path
 ) -> None:
@@ -248,8 +223,8 @@ def test_a_template_that_writes_earlier_turns_anew(
     marked = "{{ '' if loop.last else '+' }}{{ message.content }}"
     model = {"path": str(talking_model), "chat_template": TEMPLATE.replace("{{ message.content }}", marked, 1)}
     with pytest.raises(ConfigError, match="the chat template writes a turn differently"):
-        train(run("refused", "echo", model=model))
-    folder = train(run("forks", "echo", {"trajectory": "fork"}, model=model))
+        trained(run("refused", "echo", model=model))
+    folder = trained(run("forks", "echo", {"trajectory": "fork"}, model=model))
     tokenizer = load_tokenizer(ModelConfig(**model))
     lines = [line for line in rollouts(folder) if line["sample_index"] >= 0]
     conversations: dict[tuple[int, ...], list[dict[str, Any]]] = {}
@@ -273,13 +248,12 @@ def test_a_template_that_writes_earlier_turns_anew(
     assert len(alone) > 0.9 * len(lines)  # what was said in between is in the prompt
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["die", "raise"])
 def test_an_environment_that_fails_in_every_third_conversation(run: Callable[..., RlConfig], how: str) -> None:
     conversation = {"environment_options": {"dies_every": 3, "how": how}, "same_start": False}
     algorithm = {"preset": "grpo", "dynamic_sampling": False}
-    folder = train(run("run", "echo", conversation, algorithm=algorithm, scoring={"max_failure_fraction": 0.9}))
-    found = [row for row in rows_of(folder) if row["step"] > 0]
+    folder = trained(run("run", "echo", conversation, algorithm=algorithm, scoring={"max_failure_fraction": 0.9}))
+    found = step_rows(folder)
     assert len(found) == 4
     lines = rollouts(folder)
     lost = [line for line in lines if line["finish_reason"] == "failed"]
@@ -297,7 +271,6 @@ def test_an_environment_that_fails_in_every_third_conversation(run: Callable[...
         assert row["reward/failed_fraction"] == 0  # the rewards have done nothing wrong
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("allowed", [0.1, 1.0])
 def test_an_environment_that_always_fails_ends_the_run(
@@ -307,19 +280,17 @@ def test_an_environment_that_always_fails_ends_the_run(
     fields = {"scoring": {"max_failure_fraction": allowed}, "evaluation": {"every_steps": None}}
     config = run("run", "echo", conversation, max_staleness=staleness, **fields)
     with pytest.raises(OutageError, match=r"The first one: prompt .* ValueError: no"):
-        train_rl(config, console=QUIET)
+        trained(config)
     assert rows_of(config.output) == []
 
 
-@pytest.mark.slow
 def test_a_tool_that_always_fails_ends_the_run(run: Callable[..., RlConfig]) -> None:
     why = r"the tool broken has failed each time, in 12 of 12 .* ConnectionError: the database is down"
     with pytest.raises(OutageError, match=why):
-        train_rl(run("run", "broken", evaluation={"every_steps": None}), console=QUIET)
-    train(run("other", "broken", evaluation={"every_steps": None}, scoring={"max_failure_fraction": 1.0}))
+        trained(run("run", "broken", evaluation={"every_steps": None}))
+    trained(run("other", "broken", evaluation={"every_steps": None}, scoring={"max_failure_fraction": 1.0}))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_an_outage_changes_nothing_if_it_passes_and_costs_no_step_if_it_does_not(
     run: Callable[..., RlConfig], tmp_path: Path, staleness: int
@@ -332,45 +303,42 @@ def test_an_outage_changes_nothing_if_it_passes_and_costs_no_step_if_it_does_not
         return run(name, "echo", conversation, max_staleness=staleness, **fields)
 
     undisturbed, passing, lasting = play("undisturbed", 0), play("passing", 60), play("lasting", 10**6)
-    train(undisturbed)
-    train(passing)
+    trained(undisturbed)
+    trained(passing)
     untimed = [[(line["response"], line["reward"]) for line in rollouts(one.output)] for one in (undisturbed, passing)]
     assert untimed[0] == untimed[1]
     with pytest.raises(OutageError, match="the server is away"):
-        train_rl(lasting, console=QUIET)
+        trained(lasting)
     # Ahead of training, too, where the second batch is sampled before the first step.
     assert [row["step"] for row in rows_of(lasting.output)] == [1]
     assert (Path(lasting.output) / "checkpoints" / "step-000001").is_dir()
     (tmp_path / "lasting.log").write_text("." * 10**6)
-    train(lasting)
+    trained(lasting)
     again = [line["response"] for line in rollouts(lasting.output)]
     same = 12 if staleness else len(again)  # the second batch is then sampled with newer weights, as the run says
     assert again[:same] == [response for response, _ in untimed[0]][:same]
     assert len(again) == len(untimed[0])
 
 
-@pytest.mark.slow
 def test_ppo_with_a_critic(run: Callable[..., RlConfig]) -> None:
     options = {"environment_options": {"dies_every": 5}, "same_start": False}
     scoring = {"max_failure_fraction": 0.9}
-    folder = train(run("run", "echo", options, algorithm="ppo", critic={"learning_rate": 1e-3}, scoring=scoring))
-    found = [row for row in rows_of(folder) if row["step"] > 0]
+    folder = trained(run("run", "echo", options, algorithm="ppo", critic={"learning_rate": 1e-3}, scoring=scoring))
+    found = step_rows(folder)
     assert len(found) == 4
     assert all("critic/explained_variance" in row for row in found)
 
 
-@pytest.mark.slow
 def test_evaluation_of_the_same_run_file(run: Callable[..., RlConfig]) -> None:
     config = run("run", "echo", {"environment_options": {"dies_every": 3}})
     report = evaluate_run(config, console=QUIET)
     again = evaluate_run(config, console=QUIET)
-    timeless = [{k: v for k, v in one.metrics.items() if not k.startswith("time/")} for one in (report, again)]
-    assert timeless[0] == timeless[1]
+    first, second = ({k: v for k, v in one.metrics.items() if not k.startswith("time/")} for one in (report, again))
+    assert first == second
     assert report.metrics["eval/conversation/turns_mean"] >= 1
     assert report.metrics["eval/failed_fraction"] == report.metrics["eval/conversation/failed_fraction"]
 
 
-@pytest.mark.slow
 def test_domains_with_and_without_conversations(run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path) -> None:
     def files(name: str) -> dict[str, Any]:
         """Of their own names, from which prompts get their ids."""
@@ -388,6 +356,6 @@ def test_domains_with_and_without_conversations(run: Callable[..., RlConfig], ti
         rollout={"prompts_per_step": 4, "group_size": 2, "max_prompt_tokens": 32, "max_response_tokens": 60},
         steps=2,
     )
-    lines = rollouts(train(config))
+    lines = rollouts(trained(config))
     assert {line["domain"] for line in lines} == {"game", "plain"}
     assert all(bool(line.get("turns")) == (line["domain"] == "game") for line in lines)

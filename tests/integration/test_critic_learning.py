@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
-from runs import lines_of, rows_of
+from runs import BuildRl, lines_of, rows_of, trained
 
 from burnish.algorithms.policy_losses.clipped import ppo_clip
-from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.forward.batch import Batch
 from burnish.forward.scoring import ResponsePositions, TrunkRunner
@@ -19,7 +16,6 @@ from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.objective import ActorCriticObjective, ClippedValueObjective, PolicyObjective
 
 pytestmark = pytest.mark.slow
@@ -97,7 +93,7 @@ def test_a_head_alone_approaches_the_best_linear_read_out(tiny_model: Path, roll
     assert 0.8 * best < explained(critic, rollouts) <= best + 1e-6
 
 
-def test_explained_variance_of_a_run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
+def test_explained_variance_of_a_run(tiny_run: BuildRl, tmp_path: Path) -> None:
     """A critic of its own reaches 0.8 within twelve steps, and the logged number is that of the recorded rollouts:
     values from before the update, over the trained tokens."""
     (tmp_path / "first.py").write_text(FIRST_DIGIT)
@@ -109,7 +105,7 @@ def test_explained_variance_of_a_run(tiny_run: Callable[..., RlConfig], tmp_path
         optimization={"learning_rate": 1e-4, "epochs": 4, "minibatches": 2},
         rollout={"prompts_per_step": 32, "group_size": 1, "max_prompt_tokens": 8, "max_response_tokens": 4},
     )
-    train_rl(config, console=Console(quiet=True))
+    trained(config)
     rows = rows_of(config.output)
     assert rows[0]["critic/explained_variance"] == pytest.approx(0, abs=1e-9)
     assert min(row["critic/explained_variance"] for row in rows[-3:]) > 0.8

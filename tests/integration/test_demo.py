@@ -5,20 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from runs import rows_of
+from runs import rows_of, trained
 
 from burnish.cli import main
 from burnish.config.loading import load_run_file
 from burnish.demo import DemoFolder
 from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
-from burnish.trainers.cluster import train_rl
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-QUIET = Console(quiet=True)
 STEPS = 30
 PPO = (
     "algorithm.preset=ppo",
@@ -98,7 +95,7 @@ def test_ppo_reaches_critic_free_accuracy(
     asked of it here. A head on a shared trunk is one row of numbers and needs the higher rate to get that far from 0.
     """
     words = (*PPO, f"output={tmp_path}/run", f"critic.kind={kind}", f"critic.learning_rate={learning_rate}")
-    train_rl(load_run_file(finished.rl_file, words, "rl").config, console=QUIET)
+    trained(load_run_file(finished.rl_file, words, "rl").config)
     rows = rows_of(tmp_path / "run")
     before, after = rows[0]["eval/accuracy"], rows[-1]["eval/accuracy"]
     assert before < 0.7
@@ -114,7 +111,7 @@ def test_the_critic_explains_a_policy_that_sits_still(finished: DemoFolder, tmp_
     fields = {word.partition("=")[0] for word in own}
     shared = [word for word in PPO if word.partition("=")[0] not in fields]
     words = (*shared, *own, f"output={tmp_path}/run")
-    train_rl(load_run_file(finished.rl_file, words, "rl").config, console=QUIET)
+    trained(load_run_file(finished.rl_file, words, "rl").config)
     rows = rows_of(tmp_path / "run")
     assert rows[1]["critic/explained_variance"] < 0.1
     assert rows[-1]["critic/explained_variance"] > 0.5

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from runs import rows_of, trained
+from runs import Run, lines_of, rows_of, trained
 
 from burnish.config.loading import load_run_data
 from burnish.demo import DemoFolder, split_problems, write_data, write_model
-from burnish.trainers.sft import train_sft
 
 SFT_STEPS, RL_STEPS = 1300, 40
 KINDS = ("easy", "middle", "hard")
@@ -35,7 +32,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
                          "schedule": "linear"},
         "checkpoint": {"every_steps": None}, "logging": {"sinks": []},
     }  # fmt: skip
-    train_sft(load_run_data(sft, kind="sft").config, console=Console(quiet=True))
+    trained(load_run_data(sft, kind="sft").config)
     train, held_out = split_problems(1)
     carries = [problem for problem in train if problem.answer != problem.without_carry]
     others = [problem for problem in train if problem.answer == problem.without_carry]
@@ -56,7 +53,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(task: Path) -> Callable[..., Path]:
+def run(task: Path) -> Run:
     def train(name: str, **domain: Any) -> Path:
         weights = task / "sft" / "checkpoints" / f"step-{SFT_STEPS:06d}" / "policy"
         config = {
@@ -77,16 +74,14 @@ def run(task: Path) -> Callable[..., Path]:
 def kinds_of(folder: Path, step: int, task: Path) -> tuple[Counter[str], Counter[str]]:
     """Prompts of each kind that a step sampled, and that it trained on."""
     kind_of = {row["prompt"]: row["kind"] for row in map(json.loads, (task / "train.jsonl").read_text().splitlines())}
-    lines = [json.loads(line) for line in (folder / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()]
+    lines = lines_of(folder / "rollouts" / f"step-{step:06d}.jsonl")
     sampled = {(line["group_id"], kind_of[line["prompt"]]) for line in lines}
     kept = {(line["group_id"], kind_of[line["prompt"]]) for line in lines if line["kept"]}
     return Counter(kind for _, kind in sampled), Counter(kind for _, kind in kept)
 
 
 @pytest.mark.matrix
-def test_the_filter_trains_on_what_can_be_learned_and_soon_samples_nothing_else(
-    task: Path, run: Callable[..., Path]
-) -> None:
+def test_the_filter_trains_on_what_can_be_learned_and_soon_samples_nothing_else(task: Path, run: Run) -> None:
     """Both runs replace groups that say nothing. One of them also remembers whose they were."""
     forgets = run("forgets", dynamic_sampling=True)
     remembers = run("remembers", difficulty={"keep": [0.02, 0.98], "again_after": None})

@@ -11,40 +11,31 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from runs import rows_of
+from runs import BuildSft, rows_of, trace, trained, trained_rows, write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import burnish
 from burnish.config.loading import load_run_data
-from burnish.config.schema import SftConfig
 from burnish.config.schema_distill import DistillConfig
 from burnish.errors import CheckpointError, ConfigError, ModelError
 from burnish.models.resting import Resting
 from burnish.observability.metric_names import find_metric
 from burnish.trainers import distill
 from burnish.trainers.distill import is_sampled, train_distill
-from burnish.trainers.sft import train_sft
 
-QUIET = Console(quiet=True)
 Build = Callable[..., DistillConfig]
 
 
-def trained(config: DistillConfig) -> list[dict[str, float]]:
-    """The metrics of the finished run."""
-    train_distill(config, console=QUIET)
-    return rows_of(config.output)
-
-
 @pytest.fixture
-def teacher(tiny_sft: Callable[..., SftConfig], tmp_path: Path, save_tiny_llama: Callable[..., Path]) -> str:
+def teacher(tiny_sft: BuildSft, tmp_path: Path, save_tiny_llama: Callable[..., Path]) -> str:
     """A run of another width than the student, after a few steps."""
     wider = save_tiny_llama("0123456789+=", hidden_size=48, intermediate_size=64)
-    train_sft(tiny_sft("steps=6", f"model={wider}", f"output={tmp_path}/teacher"), console=QUIET)
+    trained(tiny_sft("steps=6", f"model={wider}", f"output={tmp_path}/teacher"))
     return f"{tmp_path}/teacher@best"
 
 
 @pytest.fixture
-def config(tiny_sft: Callable[..., SftConfig], teacher: str, tmp_path: Path) -> Build:
+def config(tiny_sft: BuildSft, teacher: str, tmp_path: Path) -> Build:
     """A run file that distills in `tmp_path/NAME`, on the texts of `tiny_sft`."""
 
     def build(name: str, *overrides: str) -> DistillConfig:
@@ -68,7 +59,7 @@ def test_another_vocabulary_is_refused_with_the_reason(config: Build, save_tiny_
     with pytest.raises(ConfigError, match=r"top_k is 100, but the student has \d+ tokens"):
         trained(config("wide", "top_k=100"))
     other = config("run", f"teacher={save_tiny_llama('9876543210+=')}")
-    for begin in (lambda: burnish.plan(other.model_dump(exclude_unset=True)), lambda: trained(other)):
+    for begin in (lambda: burnish.plan(other.model_dump(exclude_unset=True)), lambda: trained_rows(other)):
         with pytest.raises(ModelError, match=r"different vocabulary from .*: '0' is id \d+ here and id \d+ there"):
             begin()
 
@@ -77,7 +68,7 @@ def test_another_vocabulary_is_refused_with_the_reason(config: Build, save_tiny_
 def test_the_measurements_are_those_of_the_full_distributions(config: Build, tmp_path: Path) -> None:
     """Forward KL, agreement and cross entropy of the untrained student on the held-out sums, from all logits."""
     run = config("run", "steps=1", "top_k=null", "evaluation.at_start=true")
-    row = trained(run)[0]
+    row = trained_rows(run)[0]
     teacher = max((tmp_path / "teacher" / "checkpoints").glob("step-*")) / "policy"
     tokenizer: Any = AutoTokenizer.from_pretrained(run.model.path)
     found = []
@@ -103,7 +94,7 @@ def test_the_measurements_are_those_of_the_full_distributions(config: Build, tmp
 @pytest.mark.slow
 def test_plain_paths_and_chunks_are_the_same_training(config: Build) -> None:
     words = ("divergence=jsd", "beta=0.2", "temperature=2", "hard_weight=0.2", "top_k=4")
-    fast, plain = trained(config("fast", *words)), trained(config("plain", *words, "debug.plain=true"))
+    fast, plain = trained_rows(config("fast", *words)), trained_rows(config("plain", *words, "debug.plain=true"))
     for name in ("train/divergence", "train/loss", "train/cross_entropy"):
         assert [row[name] for row in fast[1:]] == pytest.approx([row[name] for row in plain[1:]], rel=1e-3)
     last = plain[-1]
@@ -122,10 +113,10 @@ def test_a_teacher_that_was_kept_teaches_the_same_and_is_not_loaded_again(
     """Within rounding: the teacher has read the texts in other micro-batches."""
     words = ("top_k=4", "divergence=jsd", "temperature=2", "hard_weight=0.2")
     cache = f"teacher.cache={tmp_path}/kept"
-    rows, first = trained(config("plain", *words)), config("first", *words, cache)
+    rows, first = trained_rows(config("plain", *words)), config("first", *words, cache)
     assert plan_of_teacher(config("plain", *words))[-1] == ("update",)
     assert plan_of_teacher(first) == [("teacher",)] * 2
-    kept = trained(first)
+    kept = trained_rows(first)
     assert [row.keys() for row in kept] == [row.keys() for row in rows]
     for name in ("train/loss", "train/divergence", "train/agreement", "eval/divergence", "eval/agreement"):
         values = [row[name] for row in rows if name in row]
@@ -169,7 +160,7 @@ def test_a_served_teacher_is_kept_like_the_one_at_its_path(
         trained(config("moved", "top_k=4", f"teacher.cache={tmp_path}/there-kept", *moved))
 
 
-def test_what_a_teacher_at_an_endpoint_cannot_do(tiny_sft: Callable[..., SftConfig]) -> None:
+def test_what_a_teacher_at_an_endpoint_cannot_do(tiny_sft: BuildSft) -> None:
     at: dict[str, Any] = {"url": "http://127.0.0.1:9/v1", "name": "big", "cache": "kept"}
     fields: dict[str, Any] = {**tiny_sft().model_dump(exclude_unset=True), "top_k": 4}
     plan = burnish.plan({**fields, "teacher": at}).plan
@@ -189,26 +180,24 @@ def test_what_a_teacher_at_an_endpoint_cannot_do(tiny_sft: Callable[..., SftConf
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", [pytest.param("whole", marks=pytest.mark.matrix), "optimizer"])
-def test_two_trainers_are_one(config: Build, sharding: str, trace: Callable[[Path], Any]) -> None:
+def test_two_trainers_are_one(config: Build, sharding: str) -> None:
     one, two = (
         config("one", "cluster.lanes=2", "cluster.threads=1"),
         config("two", "cluster.trainers=2", "cluster.threads=1", f"cluster.sharding={sharding}"),
     )
-    trained(one)
-    assert "eval/divergence" in trained(two)[-1]
-    assert trace(Path(two.output)) == trace(Path(one.output))
+    found = trace(trained(two))
+    assert "eval/divergence" in found.metrics[-1]
+    assert found == trace(trained(one))
 
 
 @pytest.mark.slow
-def test_a_teacher_at_rest_and_a_resume_change_nothing(
-    config: Build, trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_teacher_at_rest_and_a_resume_change_nothing(config: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     rested: list[int] = []
     lie_down = Resting._lie_down
     monkeypatch.setattr(Resting, "_lie_down", lambda resting: (lie_down(resting), rested.append(resting.num_bytes))[0])
     words = ("sampled_share=0.5", "optimization.schedule=constant", "evaluation.every_steps=2")
     straight, other = config("straight", *words), config("other", *words, "cluster.offload=[teacher,optimizer]")
-    rows = trained(straight)
+    rows = trained_rows(straight)
     assert not rested
     assert ["rollout/decoded_tokens" in row for row in rows[1:]] == [False, True, False, True]
     assert ["train/cross_entropy" in row for row in rows[1:]] == [True, False, True, False]
@@ -244,7 +233,7 @@ def test_a_student_learns_more_from_a_teacher_than_from_the_same_texts(
     pairs = [(chance.randrange(10), chance.randrange(10)) for _ in range(1_100)]
     rows = [{"prompt": f"{a}+{b}=", "completion": f"{a if chance.random() < 0.7 else b}$"} for a, b in pairs]
     for name, part in (("few", rows[:60]), ("many", rows[60:1_000]), ("eval", rows[1_000:])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        write_lines(tmp_path / f"{name}.jsonl", part)
 
     def curve(kind: str, model: Path, texts: str, steps: int, **fields: Any) -> dict[float, float]:
         """Held-out loss by step."""
@@ -260,8 +249,8 @@ def test_a_student_learns_more_from_a_teacher_than_from_the_same_texts(
             "logging": {"sinks": []},
             **fields,
         }
-        (train_sft if kind == "sft" else train_distill)(load_run_data(data, (), kind).config, console=QUIET)
-        return {row["step"]: row["eval/loss"] for row in rows_of(data["output"]) if "eval/loss" in row}
+        rows = trained_rows(load_run_data(data, (), kind).config)
+        return {row["step"]: row["eval/loss"] for row in rows if "eval/loss" in row}
 
     wide = save_tiny_llama("0123456789+=", hidden_size=48, intermediate_size=96)
     curve("sft", wide, "many", 120, optimization={"learning_rate": 1e-2, "tokens_per_batch": 128, "schedule": "linear"})

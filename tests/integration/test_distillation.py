@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import rows_of, train
+from runs import BuildRl, rows_of, trace, train, trained, trained_rows
 
 from burnish.checkpointing.run import refused_differences
 from burnish.cli import check
@@ -19,12 +19,9 @@ from burnish.errors import ConfigError, DataError, ModelError
 from burnish.observability.recorder import read_rollouts
 from burnish.planning.rl import plan_rl
 from burnish.planning.rl_processes import RlTable
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.placement import model_facts
 from burnish.trainers.replay_gradients import open_policy
 from burnish.trainers.rl.setup.preflight import preview_rl
-
-BuildRl = Callable[..., RlConfig]
 
 
 @pytest.fixture(scope="session")
@@ -44,31 +41,28 @@ def taught(tiny_run: BuildRl, teacher: Path) -> BuildRl:
 
 @pytest.mark.slow
 def test_a_policy_comes_closer_to_its_teacher_without_rewards(taught: BuildRl) -> None:
-    folder, _ = train(taught("steps=12"))
-    rows = rows_of(folder)
+    rows = trained_rows(taught("steps=12"))
     assert not [name for row in rows for name in row if "reward" in name or "constant" in name]
     distances = [row["kl/teacher_per_token"] for row in rows]
     assert sum(distances[-3:]) < 0.5 * sum(distances[:3])
 
 
 @pytest.mark.slow
-def test_whole_distributions_teach_in_one_process_and_in_two(
-    taught: BuildRl, teacher: Path, trace: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_whole_distributions_teach_in_one_process_and_in_two(taught: BuildRl, teacher: Path, tmp_path: Path) -> None:
     whole = {"path": str(teacher), "compare": "vocabulary"}
     fixed = ("cluster.lanes=2", "cluster.threads=1")
-    folder, _ = train(taught("steps=12", *fixed, teacher=whole))
+    folder = trained(taught("steps=12", *fixed, teacher=whole))
     rows = rows_of(folder)
     distances, agreements = ([row[f"policy/teacher_{name}"] for row in rows] for name in ("divergence", "agreement"))
     assert sum(distances[-3:]) < 0.3 * sum(distances[:3])
     assert sum(agreements[-3:]) > sum(agreements[:3])
     assert [row["policy/loss"] for row in rows] == pytest.approx(distances, rel=1e-5)
     two = ("steps=3", *fixed, "cluster.trainers=2", f"output={tmp_path / 'two'}")
-    several = train_rl(taught(*two, teacher=whole), console=Console(quiet=True))
-    one, _ = train(taught("steps=3", *fixed, f"output={tmp_path / 'one'}", teacher=whole))
-    assert trace(several.folder) == trace(one)
+    several = trained(taught(*two, teacher=whole))
+    one = trained(taught("steps=3", *fixed, f"output={tmp_path / 'one'}", teacher=whole))
+    assert trace(several) == trace(one)
     for steps in (2, 3):
-        resumed, _ = train(taught(f"steps={steps}", *fixed, f"output={tmp_path / 'resumed'}", teacher=whole))
+        resumed = trained(taught(f"steps={steps}", *fixed, f"output={tmp_path / 'resumed'}", teacher=whole))
     assert trace(resumed) == trace(one)
     with (
         pytest.raises(ConfigError, match="distributions, which no file could hold"),
@@ -79,14 +73,14 @@ def test_whole_distributions_teach_in_one_process_and_in_two(
 
 @pytest.mark.slow
 def test_a_resting_teacher_teaches_the_same(taught: BuildRl, tmp_path: Path) -> None:
-    plain, _ = train(taught("steps=2"))
-    resting, _ = train(taught("steps=2", "cluster.offload=[teacher]", f"output={tmp_path / 'resting'}"))
+    plain = trained(taught("steps=2"))
+    resting = trained(taught("steps=2", "cluster.offload=[teacher]", f"output={tmp_path / 'resting'}"))
     assert [row["policy/loss"] for row in rows_of(resting)] == [row["policy/loss"] for row in rows_of(plain)]
 
 
 @pytest.mark.slow
 def test_the_first_weights_as_teacher_are_at_distance_0(taught: BuildRl) -> None:
-    folder, _ = train(taught("steps=2", teacher="policy"))
+    folder = trained(taught("steps=2", teacher="policy"))
     first, second = (row["kl/teacher_per_token"] for row in rows_of(folder))
     assert first == pytest.approx(0.0, abs=1e-6)
     assert second == pytest.approx(0.0, abs=1e-6)  # where there is nothing to learn, nothing moves
@@ -98,18 +92,24 @@ def test_a_teacher_with_another_vocabulary_is_refused(taught: BuildRl, save_tiny
         train(taught(teacher=str(other)))
 
 
-def test_a_teacher_and_its_estimator_need_each_other(taught: BuildRl) -> None:
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("algorithm.preset=grpo", "it is not used: the estimator 'grpo'"),
+        ("algorithm.estimator_options.reward_coef=1", "reward_coef is set, but there are no rewards to add"),
+        ("algorithm.dynamic_sampling=true", "is set, but only the teacher decides what is learned"),
+        ("domains={a: {train: x.jsonl, normalize: running}}", "is set, but only the teacher decides what is learned"),
+        ("evaluation.success=right", "success is right, but there are no rewards"),
+    ],
+)
+def test_what_does_not_go_with_a_teacher_is_refused(taught: BuildRl, word: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        taught(word)
+
+
+def test_a_teacher_that_is_not_there_is_missed(taught: BuildRl) -> None:
     with pytest.raises(ConfigError, match="'opd' asks for teacher_logprobs_BT, but the run file has no teacher"):
         train(taught(teacher=None))
-    with pytest.raises(ConfigError, match="it is not used: the estimator 'grpo'"):
-        taught(algorithm="grpo")
-    with pytest.raises(ConfigError, match="reward_coef is set, but there are no rewards to add"):
-        taught("algorithm.estimator_options.reward_coef=1")
-    for word in ("algorithm.dynamic_sampling=true", "domains={a: {train: x.jsonl, normalize: running}}"):
-        with pytest.raises(ConfigError, match="is set, but only the teacher decides what is learned"):
-            taught(word)
-    with pytest.raises(ConfigError, match="success is right, but there are no rewards"):
-        taught("evaluation.success=right")
     with pytest.raises(ModelError, match=r"teacher.path './nowhere' does not exist"):
         train(taught(teacher="./nowhere"))
 
@@ -123,17 +123,17 @@ def test_a_teacher_and_its_estimator_need_each_other(taught: BuildRl) -> None:
     ],
 )
 def test_a_teacher_in_other_processes_teaches_the_same_bits(
-    taught: BuildRl, trace: Callable[[Path], Any], tmp_path: Path, words: tuple[str, ...]
+    taught: BuildRl, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     fixed = ("steps=3", "cluster.lanes=2", "cluster.threads=1")
-    several = train_rl(taught(*fixed, *words, f"output={tmp_path / 'several'}"), console=Console(quiet=True))
-    assert trace(several.folder) == trace(train(taught(*fixed))[0])
+    several = trained(taught(*fixed, *words, f"output={tmp_path / 'several'}"))
+    assert trace(several) == trace(trained(taught(*fixed)))
 
 
 @pytest.mark.slow
 def test_a_policy_learns_from_itself_with_the_answer_in_view(taught: BuildRl) -> None:
     """Under another prompt the same weights are another teacher, at a distance from the first step on."""
-    folder, _ = train(taught("steps=2", teacher={"path": "policy", "prompt": "{answer}{prompt}"}))
+    folder = trained(taught("steps=2", teacher={"path": "policy", "prompt": "{answer}{prompt}"}))
     assert all(abs(row["kl/teacher_per_token"]) > 1e-4 for row in rows_of(folder))
 
 
@@ -183,25 +183,26 @@ def test_a_plan_tries_teachers_on_the_rows_and_counts_their_memory(taught: Build
     assert needed["passes of a teacher"] == ("teacher", "update")
 
 
-@pytest.mark.slow
-def test_each_domain_has_its_teacher(taught: BuildRl, teacher: Path, tiny_task: Path) -> None:
-    """One is the policy itself, and the advantages of its domain are 0."""
-    rows = {"train": f"{tiny_task}/train.jsonl"}
-    domains = {"own": {**rows, "teacher": "policy"}, "other": {**rows, "teacher": str(teacher)}}
-    logging = {"sinks": [], "record_rollouts": True}
-    folder, _ = train(taught("steps=1", teacher=None, data={}, domains=domains, logging=logging))
-    sizes: dict[str, float] = {"own": 0.0, "other": 0.0}
-    for line in read_rollouts(folder / "rollouts" / "step-000001.jsonl"):
-        sizes[line["domain"]] += abs(line["advantage"])
-    assert sizes["own"] == pytest.approx(0.0, abs=1e-5)
-    assert sizes["other"] > 0.1
-
-
 RECORDED = {"sinks": [], "record_rollouts": True}
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
     return list(read_rollouts(folder / "rollouts" / "step-000001.jsonl"))
+
+
+def check_domains(taught: BuildRl, tiny_task: Path, teacher: Any) -> None:
+    """One has the policy itself as its teacher, so that its advantages are 0, the other one this."""
+    rows = {"train": f"{tiny_task}/train.jsonl"}
+    domains = {"own": {**rows, "teacher": "policy"}, "other": {**rows, "teacher": teacher}}
+    folder = trained(taught("steps=1", teacher=None, data={}, domains=domains, logging=RECORDED))
+    sizes = {name: [abs(one["advantage"]) for one in recorded(folder) if one["domain"] == name] for name in domains}
+    assert max(sizes["own"]) == pytest.approx(0.0, abs=1e-5)
+    assert max(sizes["other"]) > 0.1
+
+
+@pytest.mark.slow
+def test_each_domain_has_its_teacher(taught: BuildRl, teacher: Path, tiny_task: Path) -> None:
+    check_domains(taught, tiny_task, str(teacher))
 
 
 @pytest.mark.slow
@@ -212,20 +213,15 @@ def test_a_served_teacher_is_the_one_at_its_path(
     for name, more in (("plain", {}), ("hinted", {"prompt": "{answer}{prompt}"})):
         found = []
         for place, one in (("here", {"path": str(teacher)}), ("there", at)):
-            config = taught("steps=2", f"output={tmp_path}/{name}-{place}", teacher={**one, **more}, logging=RECORDED)
-            found.append(train(config)[0])
+            output = f"output={tmp_path}/{name}-{place}"
+            found.append(trained(taught("steps=2", output, teacher={**one, **more}, logging=RECORDED)))
         here, there = found
         assert [line["response"] for line in recorded(here)] == [line["response"] for line in recorded(there)]
         for one, other in zip(recorded(here), recorded(there), strict=True):
             assert other["teacher_logprobs"] == pytest.approx(one["teacher_logprobs"], abs=1e-5)
         last = (rows_of(folder)[-1]["kl/teacher_per_token"] for folder in found)
         assert next(last) == pytest.approx(next(last), abs=1e-3)
-    rows = {"train": f"{tiny_task}/train.jsonl"}
-    domains = {"own": {**rows, "teacher": "policy"}, "other": {**rows, "teacher": at}}
-    folder, _ = train(taught("steps=1", teacher=None, data={}, domains=domains, logging=RECORDED))
-    sizes = {name: [abs(one["advantage"]) for one in recorded(folder) if one["domain"] == name] for name in domains}
-    assert max(sizes["own"]) == pytest.approx(0.0, abs=1e-5)
-    assert max(sizes["other"]) > 0.1
+    check_domains(taught, tiny_task, at)
 
 
 NOBODY: dict[str, Any] = {"url": "http://127.0.0.1:9/v1", "name": "big"}

@@ -24,6 +24,10 @@ from burnish.rewards.registry import BUILT_INS
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
 def rows_of(text: str, first: str) -> list[list[str]]:
     """Cells of the table whose head begins with this cell."""
     lines = iter(text.splitlines())
@@ -44,15 +48,14 @@ def in_backticks(text: str) -> list[str]:
     return re.findall(r"`([^`]+)`", text)
 
 
-def paragraph_of(page: str, beginning: str) -> str:
-    """The paragraph that holds these words."""
-    found = [part for part in (DOCS / page).read_text(encoding="utf-8").split("\n\n") if beginning in part]
-    assert len(found) == 1, beginning
-    return found[0]
+def passage(name: str, beginning: str, start: str, end: str) -> str:
+    """What stands between these words, in the paragraph of a page that holds the beginning."""
+    (found,) = (part for part in page(name).split("\n\n") if beginning in part)
+    return found.partition(start)[2].partition(end)[0]
 
 
 def test_the_table_of_alarms_has_every_alarm() -> None:
-    rows = rows_of((DOCS / "operations.md").read_text(encoding="utf-8"), "alarm")
+    rows = rows_of(page("operations.md"), "alarm")
     assert {row[0] for row in rows} == {detector.name for detector in DETECTORS}
     metrics = {detector.name: detector.metric for detector in DETECTORS}
     for name, fires_when, _ in rows:
@@ -61,50 +64,44 @@ def test_the_table_of_alarms_has_every_alarm() -> None:
 
 
 def test_the_table_of_built_in_rewards_is_the_code() -> None:
-    rows = rows_of((DOCS / "rewards.md").read_text(encoding="utf-8"), "name")
+    rows = rows_of(page("rewards.md"), "name")
     assert {row[0].strip("`") for row in rows} == set(BUILT_INS)
     for name, _, options in rows:
         named = set(in_backticks(options))
         if name == "`judge`":  # its page has the table
-            its_own = rows_of((DOCS / "judge.md").read_text(encoding="utf-8"), "option")
+            its_own = rows_of(page("judge.md"), "option")
             named = {word for row in its_own for word in in_backticks(row[0])}
             assert named == set(BUILT_INS["judge"].options)
         assert set(BUILT_INS[name.strip("`")].options) <= named, name
 
 
 def test_the_layouts_and_roles_of_data_are_the_code() -> None:
-    text = (DOCS / "data.md").read_text(encoding="utf-8")
+    text = page("data.md")
     named = {word for row in rows_of(text, "layout (`schema_name`)") for word in in_backticks(row[0])}
     assert named == set(get_args(DataSource.model_fields["schema_name"].annotation)) - {"auto"}
-    roles = paragraph_of("data.md", "**`columns`** names").partition("Roles:")[2].partition("Dots reach")[0]
-    assert set(in_backticks(roles)) == set(ROLES)
+    assert set(in_backticks(passage("data.md", "**`columns`** names", "Roles:", "Dots reach"))) == set(ROLES)
 
 
 def test_the_fields_that_may_differ_at_a_resume_are_the_code() -> None:
-    text = paragraph_of("operations.md", "These fields may differ").partition("These fields may differ")[2]
-    listed = text.partition("`steps`")[0]
-    assert set(in_backticks(listed)) == set(MAY_DIFFER)
+    words = "These fields may differ"
+    assert set(in_backticks(passage("operations.md", words, words, "`steps`"))) == set(MAY_DIFFER)
 
 
 def test_the_packages_in_fingerprints_are_the_code() -> None:
-    text = (
-        paragraph_of("operations.md", "A checkpoint also holds `fingerprints.json`")
-        .partition("the versions of")[2]
-        .partition(". ")[0]
-    )
+    text = passage("operations.md", "A checkpoint also holds `fingerprints.json`", "the versions of", ". ")
     named = {word.strip().casefold() for word in re.split(r",| and ", " ".join(text.split()))}
     assert named == {"burnish", "python", *fingerprints.PACKAGES}
 
 
 def test_what_an_estimator_may_ask_for_is_the_code() -> None:
-    rows = rows_of((DOCS / "extending.md").read_text(encoding="utf-8"), "parameter")
+    rows = rows_of(page("extending.md"), "parameter")
     assert {name for row in rows for name in in_backticks(row[0])} == set(ESTIMATOR_INPUTS)
-    listed = paragraph_of("algorithms.md", "Names that it may ask for:").partition("Asking for")[0]
-    assert set(in_backticks(listed)) == set(ESTIMATOR_INPUTS)
+    words = "Names that it may ask for:"
+    assert set(in_backticks(passage("algorithms.md", words, words, "Asking for"))) == set(ESTIMATOR_INPUTS)
 
 
 def test_what_a_reward_may_ask_for_is_the_code() -> None:
-    rows = rows_of((DOCS / "rewards.md").read_text(encoding="utf-8"), "parameter")
+    rows = rows_of(page("rewards.md"), "parameter")
     named = {name for row in rows for name in in_backticks(row[0])} - {"**columns"}
     assert named == set(ROW_VALUES)
     plurals = {name for row in rows for name in in_backticks(row[2])}
@@ -116,8 +113,7 @@ def test_the_comparison_counts_the_values_of_our_example() -> None:
         return sum(map(values, node.values())) if isinstance(node, dict) else 1
 
     example = yaml.safe_load((DOCS.parent / "examples/gsm8k_grpo/run.yaml").read_text(encoding="utf-8"))
-    page = (DOCS / "comparison.md").read_text(encoding="utf-8")
-    (row,) = [line for line in page.splitlines() if "values set" in line]
+    (row,) = [line for line in page("comparison.md").splitlines() if "values set" in line]
     assert f"| {values(example)} in one YAML file" in row
 
 
@@ -125,11 +121,11 @@ def test_the_comparison_counts_the_values_of_our_example() -> None:
 def test_the_table_of_step_ratios_is_made_from_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
     script = importlib.import_module("step_ratios")
-    page = (DOCS / "results.md").read_text(encoding="utf-8")
-    assert script.with_table(page, script.to_markdown(script.read_rows(DOCS.parent / script.RESULTS))) == page
+    text = page("results.md")
+    assert script.with_table(text, script.to_markdown(script.read_rows(DOCS.parent / script.RESULTS))) == text
 
 
 def test_the_comparison_counts_our_algorithms() -> None:
-    text = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    text = page("comparison.md")
     counts = (len(ESTIMATORS), len(POLICY_LOSSES), len(PRESETS))
     assert "{} estimators, {} policy losses, {} presets".format(*counts) in text

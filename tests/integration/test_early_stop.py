@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import ctrl_c_in_step, rows_of, train, untimed_rows
+from runs import BuildRl, BuildSft, ctrl_c_in_step, rows_of, trace, train, trained, untimed_rows
 
 import burnish
-from burnish.config.schema import RlConfig, SftConfig
 from burnish.errors import ConfigError
 from burnish.observability.control import read_ending
 
 pytestmark = pytest.mark.slow
 
-ReadTrace = Callable[[Path], Any]
 NEVER_BETTER = {"metric": "eval/token_accuracy", "no_better_for": 2}
 
 
 def test_an_interrupted_run_ends_early_at_the_same_step_and_bit(
-    tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path, one_thread: None
+    tiny_sft: BuildSft, tmp_path: Path, one_thread: None
 ) -> None:
     """A learning rate of nearly 0 makes nothing better: evaluations 0, 2 and 4, of which the last two count."""
     fields = {"stop_when": NEVER_BETTER, "evaluation": {"every_steps": 2}}
@@ -32,7 +29,7 @@ def test_an_interrupted_run_ends_early_at_the_same_step_and_bit(
     assert [row["step"] for row in rows_of(straight)] == [0, 1, 2, 3, 4]
     config = tiny_sft(*words, **fields)
     with ctrl_c_in_step(3):
-        folder, _ = train(config)
+        folder = trained(config)
     assert read_ending(folder) is None
     train(config)
     assert untimed_rows(folder) == untimed_rows(straight)
@@ -44,7 +41,7 @@ def test_an_interrupted_run_ends_early_at_the_same_step_and_bit(
 
 
 def test_the_step_that_decides_is_evaluated_and_saved_and_the_run_can_go_on(
-    tiny_run: Callable[..., RlConfig], one_thread: None
+    tiny_run: BuildRl, one_thread: None
 ) -> None:
     fields: dict[str, Any] = {"steps": 3, "evaluation": {"every_steps": 3, "max_prompts": 4}}
     config = tiny_run(stop_when={"metric": "reward/mean", "above": -1.0}, **fields)
@@ -65,10 +62,10 @@ def test_the_step_that_decides_is_evaluated_and_saved_and_the_run_can_go_on(
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_misspelt_metric_is_said_at_the_first_evaluation_and_mended_later(
-    first: int, tiny_run: Callable[..., RlConfig], one_thread: None
+    first: int, tiny_run: BuildRl, one_thread: None
 ) -> None:
     fields: dict[str, Any] = {"steps": 2, "evaluation": {"every_steps": 2, "at_start": first == 0, "max_prompts": 4}}
     with pytest.raises(ConfigError, match=r"'eval/reward_meen'(.|\n)*did you mean 'eval/reward_mean'"):
         train(tiny_run(stop_when={"metric": "eval/reward_meen", "above": 9}, **fields))
-    folder, _ = train(tiny_run(stop_when={"metric": "eval/reward_mean", "above": 9}, **fields))
+    folder = trained(tiny_run(stop_when={"metric": "eval/reward_mean", "above": 9}, **fields))
     assert [row["step"] for row in rows_of(folder)] == [0, 1, 2][first > 0 :]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import BuildRl, trained
 
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
@@ -73,7 +74,7 @@ class Odd(LocalEngine):
 
 
 @pytest.fixture
-def toy(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., RlConfig]:
+def toy(tiny_run: BuildRl, tmp_path: Path) -> Callable[..., RlConfig]:
     """A run with one of these engines; overrides as on the command line."""
     (tmp_path / "toys.py").write_text(ENGINE)
 
@@ -93,7 +94,7 @@ def test_it_gets_weights_stop_texts_options_a_log_and_sleep(toy: Callable[..., R
     sampled = "> sample until ('7',) with "
     assert log == [f"{sampled}0", "> sleep", "> weights 1", f"{sampled}1", "> sleep"]
     assert "the toy is made" in console.export_text()
-    train_rl(toy(*overrides, f"output={tmp_path}/awake"), console=Console(quiet=True))
+    trained(toy(*overrides, f"output={tmp_path}/awake"))
     assert "> sleep" not in (tmp_path / "awake" / "toy.log").read_text()
 
 
@@ -140,7 +141,7 @@ def test_what_its_traits_exclude_is_refused(toy: Callable[..., RlConfig], name: 
         check_settings(config, resolve_algorithm(config.algorithm))
 
 
-def test_options_are_for_an_engine_of_ones_own(tiny_run: Callable[..., RlConfig]) -> None:
+def test_options_are_for_an_engine_of_ones_own(tiny_run: BuildRl) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.engine_options is set, but rollout.engine is 'local'"):
         tiny_run("rollout.engine_options.share=0.3")
 

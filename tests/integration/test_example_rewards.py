@@ -1,4 +1,4 @@
-"""The rewards in examples/rewards: sentiment, what a query may not do, and when its rows are those of another."""
+"""The rewards in examples: sentiment, what a query may not do, and when its rows are those of another."""
 
 from __future__ import annotations
 
@@ -42,6 +42,17 @@ def test_a_run_file_can_name_them(name: str, reads_answer: bool) -> None:
     with where_confined():
         reward = load_reward(RewardSpec(f"{FOLDER}/{name}", "own"))
     assert reward.signature.reads_answer is reads_answer
+
+
+def test_custom_reward_functions() -> None:
+    reward = load_script(FOLDER.parent / "custom_reward" / "reward.py")
+    assert reward.solved("ad", "ad") == 1.0
+    assert reward.overlap(["da", "d", "add", ""], ["ad"] * 4) == pytest.approx([1.0, 0.5, 2 / 3, 0.0])
+    assert reward.Brief(longest=3, cost=0.5)(num_tokens=5) == -1.0
+    assert reward.prefix("ad", "ad", 3).token_rewards == (0.5, 0.5, 0.0)
+    assert reward.prefix("aa", "ad", 3).token_rewards == (0.5, 0.0, 0.0)
+    assert reward.prefix("", "ad", 2).value == 0.0
+    assert reward.details("da", "ad", truncated=True).parts == {"length": 1.0, "letters": 1.0, "ended": 0.0}
 
 
 PEOPLE = "CREATE TABLE people (name TEXT, age INTEGER, height REAL);"

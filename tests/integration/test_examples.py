@@ -17,6 +17,8 @@ from tiny_models import save_llama
 from burnish.cli import main
 from burnish.config.loading import load_run_file
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 CUSTOM = "examples/custom_reward/run.yaml"
 GSM8K = "examples/gsm8k_grpo/run.yaml"
@@ -44,7 +46,6 @@ def custom_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]
 
 
-@pytest.mark.slow
 def test_custom_reward_gold_answers(custom_task: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", CUSTOM, *custom_task]) == 0
     said = capsys.readouterr().out
@@ -57,7 +58,6 @@ def test_custom_reward_gold_answers(custom_task: list[str], capsys: pytest.Captu
     assert ["(total)", "2.4", "2.4", "52"] in cells
 
 
-@pytest.mark.slow
 def test_custom_reward_run(custom_task: list[str], tmp_path: Path) -> None:
     words = ["steps=2", "rollout.prompts_per_step=8", "evaluation.max_prompts=4"]
     assert main(["rl", CUSTOM, *custom_task, *words]) == 0
@@ -82,17 +82,6 @@ def test_custom_reward_learns(custom_task: list[str], tmp_path: Path) -> None:
     assert measured[-1]["reward/mean"] > measured[1]["reward/mean"] + 0.8
 
 
-def test_custom_reward_functions() -> None:
-    reward = load_script(REPOSITORY / "examples/custom_reward/reward.py")
-    assert reward.solved("ad", "ad") == 1.0
-    assert reward.overlap(["da", "d", "add", ""], ["ad"] * 4) == pytest.approx([1.0, 0.5, 2 / 3, 0.0])
-    assert reward.Brief(longest=3, cost=0.5)(num_tokens=5) == -1.0
-    assert reward.prefix("ad", "ad", 3).token_rewards == (0.5, 0.5, 0.0)
-    assert reward.prefix("aa", "ad", 3).token_rewards == (0.5, 0.0, 0.0)
-    assert reward.prefix("", "ad", 2).value == 0.0
-    assert reward.details("da", "ad", truncated=True).parts == {"length": 1.0, "letters": 1.0, "ended": 0.0}
-
-
 @pytest.fixture
 def gsm8k(at_hand: Callable[[str], Path]) -> list[str]:
     folder = at_hand("data/gsm8k")
@@ -109,15 +98,6 @@ def small_chat_model(at_hand: Callable[[str], Path], tmp_path: Path) -> Path:
     return save_llama(tmp_path / "small-chat-model", tokenizer, **sizes)
 
 
-@pytest.mark.slow
-def test_gsm8k_check(gsm8k: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", GSM8K, *gsm8k, "data.train.0.limit=200", "data.eval.0.limit=50"]) == 0
-    said = capsys.readouterr().out
-    assert "200 of 200 gold answers reach the top score 1" in said
-    assert "50 of 50 gold answers reach the top score 1" in said
-
-
-@pytest.mark.slow
 def test_gsm8k_check_of_every_row(gsm8k: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", GSM8K, *gsm8k]) == 0
     said = capsys.readouterr().out
@@ -125,7 +105,6 @@ def test_gsm8k_check_of_every_row(gsm8k: list[str], capsys: pytest.CaptureFixtur
     assert "1,319 of 1,319 gold answers reach the top score 1" in said
 
 
-@pytest.mark.slow
 def test_gsm8k_plan_says_what_the_page_says(gsm8k: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", GSM8K, *gsm8k]) == 0
     said = capsys.readouterr().out
@@ -151,11 +130,9 @@ QWEN_05B = {
 }
 
 
-@pytest.mark.slow
 def test_gsm8k_memory_is_what_the_page_says(
-    small_chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    small_chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
     row = tmp_path / "rows.jsonl"
     row.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
@@ -181,7 +158,6 @@ def test_gsm8k_memory_is_what_the_page_says(
     assert f"{float(table['together, at most'].split()[0]):.1f} GiB at most" in listed
 
 
-@pytest.mark.slow
 def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, tmp_path: Path) -> None:
     words = [
         f"model.path={small_chat_model}",
@@ -217,25 +193,29 @@ def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, 
     assert (tmp_path / "run" / "checkpoints" / "step-000002" / "policy" / "model.safetensors").is_file()
 
 
+ALONE = ("backend=inline", "trainers=1", "rollout_workers=0")
+
+
+def assert_the_same_alone(words: list[str], folder: Path, *cluster: str) -> None:
+    """As on several processes in `run`: the same weights."""
+    assert main([*words, f"output={folder}/alone", *(f"cluster.{field}" for field in (*ALONE, *cluster))]) == 0
+    weights = "checkpoints/step-000004/policy/model.safetensors"
+    assert (folder / "run" / weights).read_bytes() == (folder / "alone" / weights).read_bytes()
+
+
 @pytest.mark.matrix
 def test_the_run_on_ray_is_the_run_on_one_process(custom_task: list[str], tmp_path: Path) -> None:
-    """The commands of its page, cut to four steps: the same weights."""
+    """The commands of its page, cut to four steps."""
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'burnish[ray]')")
-    words = [ON_RAY, *custom_task[:-1], "steps=4", "checkpoint.every_steps=4"]
-    alone = ["backend=inline", "trainers=1", "rollout_workers=0", "cpus_per_worker=null"]
-    assert main(["rl", *words, f"output={tmp_path}/run"]) == 0
-    assert main(["rl", *words, f"output={tmp_path}/alone", *(f"cluster.{field}" for field in alone)]) == 0
-    weights = "checkpoints/step-000004/policy/model.safetensors"
-    assert (tmp_path / "run" / weights).read_bytes() == (tmp_path / "alone" / weights).read_bytes()
+    words = ["rl", ON_RAY, *custom_task[:-1], "steps=4", "checkpoint.every_steps=4"]
+    assert main([*words, f"output={tmp_path}/run"]) == 0
+    assert_the_same_alone(words, tmp_path, "cpus_per_worker=null")
 
 
 @pytest.mark.matrix
 def test_the_run_with_torchrun_is_the_run_on_one_process(custom_task: list[str], tmp_path: Path) -> None:
-    """The commands of its page, cut to four steps: the same weights."""
+    """The commands of its page, cut to four steps."""
     words = ["rl", WITH_TORCHRUN, *custom_task[:-1], "steps=4", "checkpoint.every_steps=4"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     subprocess.run([*torchrun, "-m", "burnish", *words, f"output={tmp_path}/run"], check=True, timeout=500)
-    alone = ["backend=inline", "trainers=1", "rollout_workers=0"]
-    assert main([*words, f"output={tmp_path}/alone", *(f"cluster.{field}" for field in alone)]) == 0
-    weights = "checkpoints/step-000004/policy/model.safetensors"
-    assert (tmp_path / "run" / weights).read_bytes() == (tmp_path / "alone" / weights).read_bytes()
+    assert_the_same_alone(words, tmp_path)

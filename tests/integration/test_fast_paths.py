@@ -13,8 +13,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 from rich.console import Console
+from runs import BuildRl, BuildSft
 
-from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema import RlConfig
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
@@ -56,9 +57,7 @@ def weights(config: RlConfig) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-def test_a_resumed_run_takes_the_paths_that_it_began_with(
-    tiny_run: Callable[..., RlConfig], tmp_path: Path, fastest: Fastest
-) -> None:
+def test_a_resumed_run_takes_the_paths_that_it_began_with(tiny_run: BuildRl, tmp_path: Path, fastest: Fastest) -> None:
     """Another verdict in between changes no bit."""
     words = ("optimization.learning_rate=1e-2", "checkpoint.every_steps=1")
     whole, parts = (tiny_run(*words, "steps=3", f"output={tmp_path / name}") for name in ("whole", "parts"))
@@ -77,7 +76,7 @@ def test_a_resumed_run_takes_the_paths_that_it_began_with(
 
 @pytest.mark.compiler
 def test_a_resumed_run_that_cannot_says_so(
-    tiny_run: Callable[..., RlConfig], fastest: Fastest, monkeypatch: pytest.MonkeyPatch
+    tiny_run: BuildRl, fastest: Fastest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_run("steps=1", "checkpoint.every_steps=1")
     fastest(0)
@@ -93,7 +92,7 @@ def test_a_resumed_run_that_cannot_says_so(
 
 
 def test_sft_and_evaluation_keep_to_the_record_too(
-    tiny_sft: Callable[..., SftConfig], tiny_run: Callable[..., RlConfig], tmp_path: Path, fastest: Fastest
+    tiny_sft: BuildSft, tiny_run: BuildRl, tmp_path: Path, fastest: Fastest
 ) -> None:
     fastest(-1)
     sft = tiny_sft("steps=1", f"output={tmp_path / 'sft'}")

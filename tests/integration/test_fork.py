@@ -6,18 +6,17 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import num_rows, rows_of
+from runs import BuildRl, BuildSft, num_rows, rows_of, run_file, trace, trained
 
 import burnish
 from burnish.checkpointing.comparing import common_steps, first_difference
 from burnish.cli import main
-from burnish.config.schema import RlConfig, RunConfig, SftConfig
 
+Original = tuple[str, Path]
 BUSY = {
     "steps": 5,
     "algorithm": {"preset": "reinforce_plus_plus", "kl_target": 0.05, "kl_horizon": 100},
@@ -28,18 +27,14 @@ BUSY = {
 
 
 @pytest.fixture
-def original(tiny_run: Callable[..., RlConfig], run_file: Callable[[RunConfig], str]) -> tuple[str, Path]:
+def original(tiny_run: BuildRl) -> Original:
     """A run file and the folder of its run, which has checkpoints of the steps 2, 4 and 5."""
     config = tiny_run(**BUSY)
-    file = run_file(config)
-    assert main(["rl", file]) == 0
-    return file, Path(config.output)
+    return run_file(config), trained(config)
 
 
 @pytest.mark.slow
-def test_a_fork_with_nothing_changed_is_the_original(
-    original: tuple[str, Path], commands: Any, trace: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_a_fork_with_nothing_changed_is_the_original(original: Original, commands: Any, tmp_path: Path) -> None:
     """Also when it is killed before and after its first checkpoint, and started by the same command."""
     file, first = original
     words = ("rl", file, "--fork", f"{first}@2", f"output={tmp_path / 'fork'}")
@@ -48,8 +43,7 @@ def test_a_fork_with_nothing_changed_is_the_original(
         assert command.wait_for(lambda lines=lines: num_rows(tmp_path / "fork") >= lines)
         command.kill()
         assert command.code == -signal.SIGKILL
-    command = commands.run(*words)
-    assert command.code == 0, command.output
+    commands.finish(*words)
     ours, theirs = trace(first), trace(tmp_path / "fork")
     assert theirs.metrics == ours.metrics
     assert theirs.state == ours.state
@@ -57,7 +51,7 @@ def test_a_fork_with_nothing_changed_is_the_original(
 
 
 @pytest.mark.slow
-def test_a_program_forks_a_run(original: tuple[str, Path], trace: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_a_program_forks_a_run(original: Original, tmp_path: Path) -> None:
     _, first = original
     run = burnish.load_run(f"{first}@2")
     fork = burnish.train(run.config.model_dump(mode="json"), fork=run, output=str(tmp_path / "fork"), quiet=True)
@@ -67,7 +61,7 @@ def test_a_program_forks_a_run(original: tuple[str, Path], trace: Callable[[Path
 
 @pytest.mark.slow
 def test_a_fork_with_another_learning_rate(
-    original: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    original: Original, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, first = original
     fork = tmp_path / "fork"
@@ -92,7 +86,7 @@ def test_a_fork_with_another_learning_rate(
 
 @pytest.mark.slow
 def test_a_fork_with_no_step_left_loses_nothing(
-    original: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    original: Original, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, first = original
     assert main(["rl", file, "--fork", f"{first}@5", f"output={tmp_path / 'fork'}"]) == 0
@@ -102,7 +96,7 @@ def test_a_fork_with_no_step_left_loses_nothing(
 
 
 def test_a_record_without_checkpoints_and_a_fork_that_lacks_a_critic_are_refused(
-    original: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    original: Original, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, first = original
     words = ["algorithm.estimator=gae", f"output={tmp_path / 'fork'}"]
@@ -116,7 +110,7 @@ def test_a_record_without_checkpoints_and_a_fork_that_lacks_a_critic_are_refused
 
 @pytest.mark.slow
 def test_a_fork_that_could_not_begin_leaves_its_folder_to_the_next_one(
-    original: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    original: Original, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, first = original
     words = ["rl", file, "--fork", f"{first}@4", f"output={tmp_path / 'fork'}"]
@@ -127,12 +121,7 @@ def test_a_fork_that_could_not_begin_leaves_its_folder_to_the_next_one(
 
 @pytest.mark.slow
 def test_a_fork_is_of_the_same_kind(
-    tiny_sft: Callable[..., SftConfig],
-    run_file: Callable[[RunConfig], str],
-    tiny_run: Callable[..., RlConfig],
-    trace: Callable[[Path], Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    tiny_sft: BuildSft, tiny_run: BuildRl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = run_file(tiny_sft("steps=4", "checkpoint.every_steps=2", f"output={tmp_path / 'sft'}"))
     assert main(["sft", text]) == 0

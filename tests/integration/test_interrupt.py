@@ -5,21 +5,19 @@ from __future__ import annotations
 import io
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import SLOW_REWARD, num_rows
+from runs import SLOW_REWARD, BuildRl, BuildSft, num_rows, run_file, trace
 from watching import children, runs
 
-from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.config.schema import RlConfig
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
-ReadTrace = Callable[[Path], Any]
-WriteRunFile = Callable[[RunConfig], str]
+pytestmark = pytest.mark.slow_cases("*")
 
 NOTE_WORKERS = """
 import burnish.rewards.worker_process as process
@@ -34,7 +32,7 @@ process.WorkerProcess.__init__ = init
 
 
 @pytest.fixture
-def slow_run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> RlConfig:
+def slow_run(tiny_run: BuildRl, tmp_path: Path) -> RlConfig:
     """Five steps of about 0.2 seconds."""
     (tmp_path / "slow.py").write_text(SLOW_REWARD)
     return tiny_run(
@@ -45,14 +43,12 @@ def slow_run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> RlConfig:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_finishes_the_step_and_saves(
-    commands: Any, run_file: WriteRunFile, slow_run: RlConfig, trace: ReadTrace, tmp_path: Path, number: signal.Signals
+    commands: Any, slow_run: RlConfig, tmp_path: Path, number: signal.Signals
 ) -> None:
     words, run = ("rl", run_file(slow_run)), tmp_path / "stopped"
-    calm = commands.run(*words, f"output={tmp_path}/calm")
-    assert calm.code == 0, calm.output
+    commands.finish(*words, f"output={tmp_path}/calm")
     command = commands.start(*words, f"output={run}")
     assert command.wait_for(lambda: num_rows(run) >= 2)
     command.send(number)
@@ -68,12 +64,9 @@ def test_the_first_signal_finishes_the_step_and_saves(
     assert trace(run) == trace(tmp_path / "calm")
 
 
-@pytest.mark.slow
-def test_supervised_fine_tuning_stops_and_goes_on_as_well(
-    commands: Any, run_file: WriteRunFile, tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path
-) -> None:
+def test_supervised_fine_tuning_stops_and_goes_on_as_well(commands: Any, tiny_sft: BuildSft, tmp_path: Path) -> None:
     words, run = ("sft", run_file(tiny_sft())), tmp_path / "stopped"
-    assert commands.run(*words, f"output={tmp_path}/calm").code == 0
+    commands.finish(*words, f"output={tmp_path}/calm")
     command = commands.start(*words, f"output={run}")
     assert command.wait_for(lambda: num_rows(run) >= 2)
     command.send(signal.SIGINT)
@@ -83,10 +76,9 @@ def test_supervised_fine_tuning_stops_and_goes_on_as_well(
     assert trace(run) == trace(tmp_path / "calm")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rl", "sft"])
 def test_stopped_before_the_first_step_it_goes_on(
-    tiny_run: Callable[..., RlConfig], tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path, kind: str
+    tiny_run: BuildRl, tiny_sft: BuildSft, tmp_path: Path, kind: str
 ) -> None:
     """Asked to stop while everything is still being loaded: a checkpoint of step 0, and the same run after it."""
 
@@ -119,15 +111,14 @@ def test_stopped_before_the_first_step_it_goes_on(
     assert trace(resumed) == trace(calm)
 
 
-@pytest.mark.slow
 def test_the_second_signal_stops_at_once_and_leaves_no_process(
-    commands: Any, run_file: WriteRunFile, slow_run: RlConfig, trace: ReadTrace, tmp_path: Path
+    commands: Any, slow_run: RlConfig, tmp_path: Path
 ) -> None:
     """The reward sleeps for a minute: nothing but the second signal ends this step."""
     words = ("rl", run_file(slow_run), "checkpoint.every_steps=1")
-    assert commands.run(*words, f"output={tmp_path}/calm").code == 0
+    commands.finish(*words, f"output={tmp_path}/calm")
     run, pids = tmp_path / "run", tmp_path / "pids"
-    assert commands.run(*words, f"output={run}", "steps=2").code == 0
+    commands.finish(*words, f"output={run}", "steps=2")
     reward = (tmp_path / "slow.py").read_text()
     asleep = f"open({str(tmp_path / 'asleep')!r}, 'w').close(); time.sleep(60)"
     (tmp_path / "slow.py").write_text(reward.replace("time.sleep(0.01)", asleep))
@@ -148,13 +139,12 @@ def test_the_second_signal_stops_at_once_and_leaves_no_process(
     assert trace(run) == trace(tmp_path / "calm")
 
 
-@pytest.mark.slow
 def test_a_signal_to_every_process_of_the_job_is_an_orderly_stop(
-    commands: Any, run_file: WriteRunFile, slow_run: RlConfig, trace: ReadTrace, tmp_path: Path
+    commands: Any, slow_run: RlConfig, tmp_path: Path
 ) -> None:
     """As a scheduler sends it: workers and supervisors get it first, and twice in a row."""
     words, run = ("rl", run_file(slow_run)), tmp_path / "run"
-    assert commands.run(*words, f"output={tmp_path}/calm").code == 0
+    commands.finish(*words, f"output={tmp_path}/calm")
     command = commands.start(*words, f"output={run}")
     assert command.wait_for(lambda: num_rows(run) >= 2)
     started = children(command.pid)

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from runs import rows_of, trained
-from stub_judge import shown
+from runs import BuildRl, Run, rows_of, run_file, trace, trained, write_lines
+from stub_judge import judge_at, shown
 
 from burnish.cli import main
-from burnish.config.schema import RlConfig
 from burnish.rewards.judging.judges import Judges
-from burnish.trainers.cluster import train_rl as train_in_cluster
+
+pytestmark = pytest.mark.slow_cases("*")
 
 RULE = """
 def digits(response: str, answer: str) -> float:
@@ -49,7 +48,7 @@ def rule() -> Callable[[Any], str]:
 
 
 @pytest.fixture
-def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
+def run(tiny_run: BuildRl, tmp_path: Path) -> Run:
     """Trains on one reward in `tmp_path/NAME`, and returns it."""
 
     def train(name: str, reward: dict[str, Any], **fields: Any) -> Path:
@@ -67,19 +66,14 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
     return train
 
 
-@pytest.mark.slow
 def test_a_run_has_the_numbers_of_the_rule_and_needs_no_endpoint_again(
-    run: Callable[..., Path],
-    rule: Callable[[Any], str],
-    trace: Callable[[Path], Any],
-    stub_judge: Any,
-    tmp_path: Path,
+    run: Run, rule: Callable[[Any], str], stub_judge: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "rule.py").write_text(RULE)
     expected = trace(run("rule", {"name": f"{tmp_path / 'rule.py'}:digits"}))
     stub = stub_judge(rule, fault)
-    options = {"model": "stub", "scale": [0, 2], "reference": True, "cache": str(tmp_path / "cache"), "concurrency": 8}
-    judged = {"name": "judge", "options": {"url": stub.url, **options}, "timeout_seconds": 120}
+    options = {"scale": [0, 2], "reference": True, "cache": str(tmp_path / "cache"), "concurrency": 8}
+    judged = judge_at(stub, **options)
     first, asked = trace(run("judged", judged)), stub.requests
     assert asked > 20
     assert min(stub.faults[name] for name in ("429", "reset", "nonsense")) > 0
@@ -95,8 +89,7 @@ def test_a_run_has_the_numbers_of_the_rule_and_needs_no_endpoint_again(
     assert all(metrics["judge/requests"] == 0 for metrics in second.metrics if "judge/requests" in metrics)
 
 
-@pytest.mark.slow
-def test_pairwise_scores_center_each_group(run: Callable[..., Path], stub_judge: Any) -> None:
+def test_pairwise_scores_center_each_group(run: Run, stub_judge: Any) -> None:
     """The longer response wins, so that responses grow; held-out ones, each alone, meet their answers."""
 
     def longer(messages: Any) -> str:
@@ -104,30 +97,25 @@ def test_pairwise_scores_center_each_group(run: Callable[..., Path], stub_judge:
         a, b = len(said["response_a"]), len(said["response_b"])
         return f'{{"better": "{"A" if a > b else "B" if b > a else "tie"}"}}'
 
-    options = {"url": stub_judge(longer).url, "model": "stub", "form": "pairwise"}
-    folder = run("pairwise", {"name": "judge", "options": options, "timeout_seconds": 120})
-
-    rows = rows_of(folder)
+    rows = rows_of(run("pairwise", judge_at(stub_judge(longer), form="pairwise")))
     means = [row["reward/mean"] for row in rows if "reward/mean" in row]
     assert means == pytest.approx([0.5] * len(means))
     assert all(row["judge/inconsistent_fraction"] == 0 for row in rows if "judge/inconsistent_fraction" in row)
 
 
-@pytest.mark.slow
 def test_check_asks_about_labelled_rows_and_nothing_else(
-    stub_judge: Any, tiny_run: Any, run_file: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+    stub_judge: Any, tiny_run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     stub = stub_judge(lambda messages: json.dumps({"score": len(shown(messages)["response"])}))
     rows = [{"prompt": "1+1=", "answer": "2", "response": "x" * length, "human": length**2} for length in range(1, 9)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "rows.jsonl", rows)
     (tmp_path / "unlabelled.jsonl").write_text(json.dumps({"prompt": "2+2=", "answer": "4"}) + "\n")
-    options = {"url": stub.url, "model": "stub", "scale": [0, 10]}
     for labels, requests, said in (
         ({}, 0, "judge 'judge' is not asked"),
         ({"labels": "human"}, 8, "judge 'judge': rank correlation 1.000 on 8 rows that humans have judged"),
     ):
-        judge = {"name": "judge", "options": options | labels, "timeout_seconds": 60}
+        judge = judge_at(stub, scale=[0, 10], **labels)
         config = tiny_run(
             rewards=[judge, {"name": "exact"}],
             data={"train": str(tmp_path / "rows.jsonl")},
@@ -139,14 +127,12 @@ def test_check_asks_about_labelled_rows_and_nothing_else(
         assert "8 of 8 gold answers reach the top score 1 (judged by: exact)" in output
         assert stub.requests == requests
         data = {"train": str(tmp_path / "rows.jsonl"), "eval": str(tmp_path / "unlabelled.jsonl")}
-        alone = tiny_run(rewards=[judge], data=data)
-        assert main(["check", run_file(alone)]) == 0
+        assert main(["check", run_file(tiny_run(rewards=[judge], data=data))]) == 0
         assert said in " ".join(capsys.readouterr().out.split())
         stub.bodies.clear()
 
 
-@pytest.mark.slow
-def test_a_run_loads_the_judge_that_it_names(run: Callable[..., Path], save_tiny_llama: Callable[..., Path]) -> None:
+def test_a_run_loads_the_judge_that_it_names(run: Run, save_tiny_llama: Callable[..., Path]) -> None:
     """It knows nothing: its answers go on until they are cut off, which is not repaired, so each response fails."""
     letters = "".join(sorted(set(string.printable) - set("$_\r\x0b\x0c")))
     folder = save_tiny_llama(letters, context_length=2048)
@@ -162,15 +148,9 @@ def test_a_run_loads_the_judge_that_it_names(run: Callable[..., Path], save_tiny
     assert all(row["reward/error_fraction"] == 1 for row in asked)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_responses_of_rollout_workers_are_judged_as_they_come(
-    staleness: int,
-    tiny_run: Callable[..., RlConfig],
-    stub_judge: Any,
-    trace: Callable[[Path], Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    staleness: int, tiny_run: BuildRl, stub_judge: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same numbers as in one process."""
     early: list[int] = []
@@ -182,7 +162,7 @@ def test_responses_of_rollout_workers_are_judged_as_they_come(
 
     monkeypatch.setattr(Judges, "begin_early", noting)
     stub = stub_judge(lambda messages: json.dumps({"score": 1 + len(shown(messages)["response"])}))
-    judge = {"name": "judge", "options": {"url": stub.url, "model": "stub"}, "timeout_seconds": 120}
+    judge = judge_at(stub)
     found = []
     for workers in (0, 1):
         config = tiny_run(
@@ -194,8 +174,7 @@ def test_responses_of_rollout_workers_are_judged_as_they_come(
             logging={"sinks": [], "record_rollouts": True},
             cluster={"lanes": 2, "threads": 1, "rollout_workers": workers},
         )
-        train_in_cluster(config, console=Console(quiet=True))
-        found.append(trace(tmp_path / str(workers)))
+        found.append(trace(trained(config)))
         assert sum(early) == 64 * (1 + workers)  # a judge keeps no core busy, so one process asks it early, too
     assert found[0].rollouts == found[1].rollouts
     assert found[0].state == found[1].state

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from runs import trace, write_lines
 from typer.testing import CliRunner
 
 import burnish
@@ -43,7 +42,7 @@ def run_file(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     rows = [{"numbers": [(first + n) % 10 for n in range(5)]} for first in range(10)]
     for name in ("train", "eval"):
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(Path(f"{name}.jsonl"), rows)
     Path("count.yaml").write_text(RUN.replace("MODEL", str(tiny_model)))
     return "count.yaml"
 
@@ -80,9 +79,7 @@ def test_its_run_file_is_checked(counting: kinds.Kind, run_file: str) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_trained_resumed_evaluated_and_reported(
-    counting: kinds.Kind, run_file: str, one_thread: None, trace: Callable[[Path], Any]
-) -> None:
+def test_it_is_trained_resumed_evaluated_and_reported(counting: kinds.Kind, run_file: str, one_thread: None) -> None:
     said("count", run_file, "steps=2")
     run = burnish.count(run_file, quiet=True)
     assert run.step == 4
@@ -97,7 +94,7 @@ def test_it_is_trained_resumed_evaluated_and_reported(
 
 
 @pytest.mark.slow
-def test_it_is_trained_by_two_processes(counting: kinds.Kind, run_file: str, trace: Callable[[Path], Any]) -> None:
+def test_it_is_trained_by_two_processes(counting: kinds.Kind, run_file: str) -> None:
     said("count", run_file, "output=one", "cluster.lanes=2", "cluster.threads=1")
     said("count", run_file, "output=two", "cluster.trainers=2", "cluster.threads=1")
     assert trace(Path("one")) == trace(Path("two"))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import rollouts_of
+from runs import BuildRl, rollouts_of
 
 from burnish.config.domains import ALL
-from burnish.config.schema import RlConfig
 from burnish.trainers.rl.setup.parts import open_rl_run
 
 QUIET = Console(quiet=True)
@@ -25,7 +23,7 @@ def lengths(tmp_path: Path) -> dict[str, Any]:
     return {"name": f"{tmp_path / 'count.py'}:count", "label": "shown"}
 
 
-def test_prompts_are_queries_cut_from_documents(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
+def test_prompts_are_queries_cut_from_documents(tiny_run: BuildRl, tmp_path: Path) -> None:
     (tmp_path / "documents.txt").write_text("1+2=3+4=5\n\n77\n\n8+9=\n")
     config = tiny_run(
         data={"train": str(tmp_path / "documents.txt"), "query": {"start_text": "+", "end_text": "="}},
@@ -38,9 +36,7 @@ def test_prompts_are_queries_cut_from_documents(tiny_run: Callable[..., RlConfig
 
 
 @pytest.mark.slow
-def test_a_step_of_fixed_length_scored_up_to_a_token(
-    tiny_run: Callable[..., RlConfig], lengths: dict[str, Any]
-) -> None:
+def test_a_step_of_fixed_length_scored_up_to_a_token(tiny_run: BuildRl, lengths: dict[str, Any]) -> None:
     """Responses of exactly four tokens; rewards see them up to the first 7 at or after position 1, and -1 replaces the
     score of those without one."""
     config = tiny_run(
@@ -64,7 +60,7 @@ def test_a_step_of_fixed_length_scored_up_to_a_token(
 
 
 @pytest.mark.slow
-def test_the_eos_trick(tiny_run: Callable[..., RlConfig], lengths: dict[str, Any]) -> None:
+def test_the_eos_trick(tiny_run: BuildRl, lengths: dict[str, Any]) -> None:
     config = tiny_run(scoring={"workers": 1, "incomplete_score": -1.0}, rewards=[lengths])
     with open_rl_run(config, QUIET) as run:
         row = run.train_step()

@@ -5,37 +5,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from batches import joined
 from real_steps import sampled_step, with_algorithm
-from rich.console import Console
-from runs import trained, untimed_rows
+from runs import BuildRl, BuildSft, trained, untimed_rows
 from torch import Tensor
 
 from burnish.algorithms.aggregation import AGGREGATIONS
 from burnish.algorithms.policy_losses.table import POLICY_LOSSES
-from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
+from burnish.config.schema import AlgorithmConfig, RunConfig
 from burnish.forward.batch import Batch, TokenScores, present
 from burnish.forward.microbatches import microbatches_by_groups
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.observability.metrics import MetricStore
 from burnish.trainers import microbatch
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.batching import build_batch, build_rewards, scored, with_parts
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.sft import train_sft
 from burnish.types import Rollout, RolloutGroup
 
+Sampled = tuple[RlRun, Collected]
 CUTS = (1, 2, 7)
 WHOLE = 1_000_000
 TOLERANCE = 1e-6
@@ -44,9 +41,7 @@ LOSS_TOLERANCE = 4e-6  # a loss that sums over a response is a difference of sev
 
 
 @pytest.fixture(scope="module")
-def sampled(
-    tiny_model: Path, tiny_task: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[RlRun, Collected]]:
+def sampled(tiny_model: Path, tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sampled]:
     """A run with a reference and the rollouts of one step: 16 responses of several lengths."""
     rollout = {"prompts_per_step": 2, "group_size": 8, "max_prompt_tokens": 8, "max_response_tokens": 16}
     with sampled_step(tiny_model, tiny_task, tmp_path_factory.mktemp("cuts") / "run", rollout=rollout) as step:
@@ -163,18 +158,13 @@ def assert_same(step: Step, other: Step) -> None:
 def algorithms(loss: str) -> Iterator[AlgorithmConfig]:
     """Every aggregation, with and without the KL in the loss and the entropy bonus."""
     for aggregation, (kl_coef, entropy_coef) in product(AGGREGATIONS, ((0.0, 0.0), (0.3, 0.1))):
-        yield AlgorithmConfig(
-            loss=loss,
-            aggregation=aggregation,
-            kl_in="loss" if kl_coef else "none",
-            kl_coef=kl_coef,
-            entropy_coef=entropy_coef,
-        )
+        kl = {"kl_in": "loss" if kl_coef else "none", "kl_coef": kl_coef}
+        yield AlgorithmConfig(loss=loss, aggregation=aggregation, entropy_coef=entropy_coef, **kl)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", list(POLICY_LOSSES))
-def test_gradients_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], loss: str) -> None:
+def test_gradients_do_not_depend_on_the_cut(sampled: Sampled, loss: str) -> None:
     for algorithm in algorithms(loss):
         run = with_algorithm(sampled[0], algorithm)
         batch = ready_batch(run, sampled[1])
@@ -186,7 +176,7 @@ def test_gradients_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], lo
 
 @pytest.mark.slow_cases("sapo", "cispo", "dppo", "gmpo", "topr", "tis", "reinforce")
 @pytest.mark.parametrize("loss", [name for name, row in POLICY_LOSSES.items() if row.zero_at_zero_advantage])
-def test_rows_without_an_advantage_change_no_gradient(sampled: tuple[RlRun, Collected], loss: str) -> None:
+def test_rows_without_an_advantage_change_no_gradient(sampled: Sampled, loss: str) -> None:
     """Whatever the ratio: the old log-probabilities are others than the present ones."""
     for aggregation in AGGREGATIONS:
         run = with_algorithm(sampled[0], AlgorithmConfig(loss=loss, aggregation=aggregation))
@@ -212,7 +202,7 @@ def test_rows_without_an_advantage_change_no_gradient(sampled: tuple[RlRun, Coll
         *("sequence_mask_mean", "sequence_mask_max"),
     ],
 )
-def test_mismatch_corrections_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], correction: str) -> None:
+def test_mismatch_corrections_do_not_depend_on_the_cut(sampled: Sampled, correction: str) -> None:
     algorithm = AlgorithmConfig(mismatch_correction=correction, mismatch_low=0.8, mismatch_high=1.2)  # type: ignore[arg-type]
     run = with_algorithm(sampled[0], algorithm)
     batch = ready_batch(run, sampled[1])
@@ -222,7 +212,7 @@ def test_mismatch_corrections_do_not_depend_on_the_cut(sampled: tuple[RlRun, Col
     assert not torch.equal(whole.gradient, uncorrected.gradient)
 
 
-def test_tokens_of_highest_entropy_are_the_steps_however_it_is_cut(sampled: tuple[RlRun, Collected]) -> None:
+def test_tokens_of_highest_entropy_are_the_steps_however_it_is_cut(sampled: Sampled) -> None:
     """Half of all tokens, not half of each micro-batch; the others have no gradient, and count in the mean."""
     run = with_algorithm(sampled[0], AlgorithmConfig(top_entropy=0.5))
     policy, batch = run.policy, ready_batch(run, sampled[1])
@@ -270,7 +260,7 @@ def masked_rows_added(batch: Batch) -> Batch:
 @pytest.mark.parametrize("change", [partial(padded, columns=9), shuffled, masked_rows_added])
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "clip_cov", "reinforce"])
 def test_padding_order_and_masked_rows_change_no_gradient(
-    sampled: tuple[RlRun, Collected], loss: str, change: Callable[[Batch], Batch]
+    sampled: Sampled, loss: str, change: Callable[[Batch], Batch]
 ) -> None:
     for algorithm in algorithms(loss):
         run = with_algorithm(sampled[0], algorithm)
@@ -280,46 +270,34 @@ def test_padding_order_and_masked_rows_change_no_gradient(
             assert_same(one_step(run, batch, WHOLE), one_step(run, changed, budget))
 
 
-def curves_agree(rows: Sequence[dict[str, float]], others: Sequence[dict[str, float]]) -> None:
-    assert len(rows) == len(others) > 0
-    for row, other in zip(rows, others, strict=True):
-        assert row.keys() == other.keys()
-        for name, value in row.items():
-            if not name.startswith("rollout/logprob_"):  # these are rounding itself
-                assert math.isclose(value, other[name], rel_tol=1e-3, abs_tol=1e-5), name
+def curves_agree(build: Callable[..., RunConfig], folder: Path) -> None:
+    rows, *cut = (
+        untimed_rows(trained(build(f"output={folder}/{budget}", f"optimization.tokens_per_microbatch={budget}")))
+        for budget in (WHOLE, 70, 20)
+    )
+    assert rows
+    for others in cut:
+        for row, other in zip(rows, others, strict=True):
+            assert row.keys() == other.keys()
+            for name, value in row.items():
+                if not name.startswith("rollout/logprob_"):  # these are rounding itself
+                    assert math.isclose(value, other[name], rel_tol=1e-3, abs_tol=1e-5), name
 
 
 @pytest.mark.slow
-def test_the_curves_of_a_run_do_not_depend_on_the_cut(
-    tiny_run: Callable[..., RlConfig], trace: Callable[[Path], Any], tmp_path: Path
-) -> None:
-    rows = []
-    for budget in (WHOLE, 70, 20):
-        config = tiny_run(
-            f"output={tmp_path}/{budget}",
-            optimization={"learning_rate": 1e-3, "tokens_per_microbatch": budget, "epochs": 2, "minibatches": 2},
-        )
-        rows.append(trace(train_rl(config, console=Console(quiet=True)).folder).metrics)
-    curves_agree(rows[0], rows[1])
-    curves_agree(rows[0], rows[2])
+def test_the_curves_of_a_run_do_not_depend_on_the_cut(tiny_run: BuildRl, tmp_path: Path) -> None:
+    optimization = {"learning_rate": 1e-3, "epochs": 2, "minibatches": 2}
+    curves_agree(partial(tiny_run, optimization=optimization), tmp_path)
 
 
 @pytest.mark.slow
-def test_supervised_curves_do_not_depend_on_the_cut(
-    tiny_sft: Callable[..., SftConfig], trace: Callable[[Path], Any], tmp_path: Path
-) -> None:
-    rows = []
-    for budget in (WHOLE, 70, 20):
-        overrides = (f"output={tmp_path}/{budget}", f"optimization.tokens_per_microbatch={budget}")
-        config = tiny_sft(*overrides)
-        rows.append(trace(train_sft(config, console=Console(quiet=True)).folder).metrics)
-    curves_agree(rows[0], rows[1])
-    curves_agree(rows[0], rows[2])
+def test_supervised_curves_do_not_depend_on_the_cut(tiny_sft: BuildSft, tmp_path: Path) -> None:
+    curves_agree(tiny_sft, tmp_path)
 
 
 @pytest.mark.slow
 def test_a_resumed_run_keeps_the_tokens_that_auto_found(
-    tiny_run: Callable[..., RlConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: BuildRl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that has room for less when the run goes on changes no bit: the run's folder has the number."""
     auto = ("optimization.tokens_per_microbatch=auto", "checkpoint.every_steps=1", "cluster.threads=1")

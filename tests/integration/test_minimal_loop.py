@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from runs import rows_of
+from runs import BuildRl, trained_rows
 from scripts import load_script
-
-from burnish.config.schema import RlConfig
-from burnish.trainers.cluster import train_rl
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal_loop.py"
 
 
 @pytest.mark.slow
-def test_the_naked_loop_gives_the_trainers_numbers(
-    tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path
-) -> None:
+def test_the_naked_loop_gives_the_trainers_numbers(tiny_run: BuildRl, tiny_model: Path, tiny_task: Path) -> None:
     config = tiny_run(steps=5)
-    train_rl(config, console=Console(quiet=True))
-    trained = rows_of(config.output)
+    expected = trained_rows(config)
     history = load_script(EXAMPLE).main(str(tiny_model), str(tiny_task / "train.jsonl"), 5)
     assert any(row["policy/grad_norm"] > 0.1 for row in history)
     assert any(row["reward/mean"] > 0 for row in history)
-    for ours, theirs in zip(history, trained, strict=True):
+    for ours, theirs in zip(history, expected, strict=True):
         for name, value in ours.items():
             assert theirs[name] == pytest.approx(value, rel=1e-4, abs=1e-6), (ours["step"], name)
 

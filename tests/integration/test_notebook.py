@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import lines_of
 
 nbformat = pytest.importorskip("nbformat", reason="the extra `notebook` is not installed")
 nbclient = pytest.importorskip("nbclient", reason="the extra `notebook` is not installed")
@@ -68,7 +68,7 @@ def test_a_notebook_is_kept_with_all_its_outputs(file: Path) -> None:
 @pytest.mark.slow
 def test_from_nothing_to_a_rising_curve(tmp_path: Path) -> None:
     notebook = _executed(kept(FIRST_RUN), tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "first_run/rl/metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(tmp_path / "first_run/rl/metrics.jsonl")
     accuracy = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
     assert accuracy[-1] > accuracy[0] + 0.15
     cells = code_cells(notebook)

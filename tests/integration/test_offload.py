@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
-from runs import trained
+from runs import BuildRl, BuildSft, Run, run_file, trace, trained
 
-from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import OffloadError
 from burnish.models.resting import Resting, RestingFile
@@ -26,9 +24,9 @@ from burnish.planning.machines import Machine
 from burnish.planning.memory import bytes_in
 from burnish.planning.model_facts import read_model_facts
 from burnish.planning.processes import seats_of
-from burnish.trainers.sft import train_sft
 
-QUIET = Console(quiet=True)
+pytestmark = pytest.mark.slow
+
 ALL = ("optimizer", "reference", "critic", "reward_model")
 PPO: dict[str, Any] = {
     "algorithm": {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05},
@@ -48,7 +46,7 @@ def reward_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def run(tiny_run: Callable[..., RlConfig], reward_model: Path, tmp_path: Path) -> Callable[..., Path]:
+def run(tiny_run: BuildRl, reward_model: Path, tmp_path: Path) -> Run:
     """Trains with PPO, a reference and a reward model, in `tmp_path/NAME`; returns the folder."""
 
     def train(name: str, *overrides: str, offload: tuple[str, ...] = (), steps: int = 4, **cluster: Any) -> Path:
@@ -80,33 +78,22 @@ def rested(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, int]]:
     return lambda: found
 
 
-@pytest.mark.slow
-def test_whatever_rests_the_numbers_are_the_same(
-    run: Callable[..., Path], trace: Callable[[Path], Any], rested: Callable[[], dict[str, int]]
-) -> None:
+def test_whatever_rests_the_numbers_are_the_same(run: Run, rested: Callable[[], dict[str, int]]) -> None:
     """Metrics, evaluations, rollouts, weights and optimizers; the second half goes on from a checkpoint."""
     expected = trace(run("awake"))
     assert not rested()
     run("resting", offload=ALL, steps=2)
     assert trace(run("resting", offload=ALL)) == expected
     sizes = rested()
-    assert set(sizes) == {
-        "policy's optimizer",
-        "critic's optimizer",
-        "critic",
-        "reference",
-        "reward model of 'learned'",
-    }
+    optimizers = {"policy's optimizer", "critic's optimizer"}
+    assert set(sizes) == {*optimizers, "critic", "reference", "reward model of 'learned'"}
     assert sizes["policy's optimizer"] == 2 * sizes["reference"]
     assert sizes["critic's optimizer"] > 2 * sizes["critic"]  # the head does not rest, its moments do
     assert sizes["critic"] < sizes["reward model of 'learned'"]  # which has a head
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("write", [9, 16])
-def test_a_disk_that_fills_up_ends_the_run_in_order(
-    run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, write: int
-) -> None:
+def test_a_disk_that_fills_up_ends_the_run_in_order(run: Run, monkeypatch: pytest.MonkeyPatch, write: int) -> None:
     """Whatever was being written, the same command goes on once there is room."""
     writes, keep = count(1), RestingFile.keep
 
@@ -122,43 +109,30 @@ def test_a_disk_that_fills_up_ends_the_run_in_order(
     assert trace(run("full", offload=ALL)) == trace(run("awake"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides", [("model.dtype=bfloat16",), ("critic.init=reward_model",), ("critic.kind=shared",)], ids=" ".join
 )
-def test_whatever_rests_in_other_runs(
-    run: Callable[..., Path], trace: Callable[[Path], Any], overrides: tuple[str, ...]
-) -> None:
+def test_whatever_rests_in_other_runs(run: Run, overrides: tuple[str, ...]) -> None:
     offload = [role for role in ALL if role != "critic" or "critic.kind=shared" not in overrides]
     assert trace(run("resting", *overrides, offload=tuple(offload))) == trace(run("awake", *overrides))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "sharding"),
-    [
-        ("bfloat16", "whole"),
-        pytest.param("float32", "optimizer", marks=pytest.mark.matrix),
-        pytest.param("float32", "whole", marks=pytest.mark.matrix),
-        pytest.param("bfloat16", "optimizer", marks=pytest.mark.matrix),
-    ],
-)
-def test_what_rests_in_trainers(
-    run: Callable[..., Path], trace: Callable[[Path], Any], sharding: str, dtype: str
-) -> None:
+@pytest.mark.matrix_cases("float32-*", "*-optimizer")
+@pytest.mark.parametrize("sharding", ["whole", "optimizer"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_rests_in_trainers(run: Run, sharding: str, dtype: str) -> None:
     words = f"model.dtype={dtype}"
     expected = trace(run("awake", words))
     assert trace(run("resting", words, offload=ALL, trainers=2, sharding=sharding)) == expected
     assert trace(run("sampled", words, offload=ALL, rollout_workers=1, sharding=sharding)) == expected
 
 
-@pytest.mark.slow
-def test_the_optimizer_of_a_supervised_run_rests(
-    tiny_sft: Callable[..., SftConfig], tmp_path: Path, trace: Callable[[Path], Any]
-) -> None:
-    for name, offload in (("awake", []), ("resting", ["optimizer"])):
-        train_sft(tiny_sft(f"output={tmp_path}/{name}", cluster={"offload": offload}), console=QUIET)
-    assert trace(tmp_path / "resting") == trace(tmp_path / "awake")
+def test_the_optimizer_of_a_supervised_run_rests(tiny_sft: BuildSft, tmp_path: Path) -> None:
+    awake, resting = (
+        trace(trained(tiny_sft(f"output={tmp_path}/{len(offload)}", cluster={"offload": offload})))
+        for offload in ([], ["optimizer"])
+    )
+    assert resting == awake
 
 
 MEASURE = """
@@ -187,10 +161,7 @@ print(json.dumps(found))
 @pytest.mark.matrix
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
 def test_the_memory_of_sampling_falls_by_what_the_plan_says(
-    tiny_run: Callable[..., RlConfig],
-    save_tiny_llama: Callable[..., Path],
-    run_file: Callable[..., str],
-    tmp_path: Path,
+    tiny_run: BuildRl, save_tiny_llama: Callable[..., Path], tmp_path: Path
 ) -> None:
     """6 million weights: sampling needs neither 50 MB of moments, nor a reference (25), nor a critic (25 + 50)."""
     model = save_tiny_llama("0123456789+=", hidden_size=512, intermediate_size=1408, num_layers=2, num_heads=8)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable
+import itertools
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
-from runs import num_rows, train
+from runs import BuildRl, BuildSft, Trace, num_rows, rows_of, run_file, trace, train, trained
 
 import burnish.trainers.rl.loop as rl
 from burnish.checkpointing.store import CheckpointStore
-from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.config.schema import RlConfig, SftConfig
 from burnish.errors import BurnishError, CheckpointError, DivergenceError, RewardError, RolloutError
 from burnish.models.policy import LocalPolicy
 from burnish.rollouts.local.engine import LocalEngine
@@ -25,8 +24,6 @@ from burnish.trainers.telemetry.journal import Journal
 
 pytestmark = pytest.mark.slow
 
-ReadTrace = Callable[[Path], Any]
-WriteRunFile = Callable[[RunConfig], str]
 
 BUSY = {
     "steps": 4,
@@ -57,14 +54,12 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").glob("*")) if (folder / "checkpoints").exists() else []
 
 
-def test_a_reward_outage_loses_no_step(
-    commands: Any, run_file: WriteRunFile, tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path
-) -> None:
+def test_a_reward_outage_loses_no_step(commands: Any, tiny_run: BuildRl, tmp_path: Path) -> None:
     flag, run = tmp_path / "down", tmp_path / "stopped"
     (tmp_path / "reward.py").write_text(OUTAGE.format(flag=str(flag)))
     rewards = [{"name": f"{tmp_path}/reward.py:digits", "label": "d"}]
     words = ("rl", run_file(tiny_run(**{**BUSY, "steps": 20}, rewards=rewards)))
-    assert commands.run(*words, f"output={tmp_path}/calm").code == 0
+    commands.finish(*words, f"output={tmp_path}/calm")
     command = commands.start(*words, f"output={run}")
     assert command.wait_for(lambda: num_rows(run) >= 5)
     flag.touch()
@@ -74,8 +69,42 @@ def test_a_reward_outage_loses_no_step(
     assert f"step {int(saved[5:])} is saved; the same command continues from there" in command.output
     assert int(saved[5:]) >= 4
     flag.unlink()
-    assert commands.run(*words, f"output={run}").code == 0
+    commands.finish(*words, f"output={run}")
     assert trace(run) == trace(tmp_path / "calm")
+
+
+@pytest.fixture(scope="module")
+def calm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("calm") / "run"
+
+
+@pytest.fixture
+def calm(tiny_run: BuildRl, calm_folder: Path) -> Trace:
+    """What the undisturbed run leaves behind, which the first test that asks starts."""
+    if not calm_folder.exists():
+        train(tiny_run(f"output={calm_folder}", **BUSY))
+    return trace(calm_folder)
+
+
+def fail_once(patch: pytest.MonkeyPatch, error: BaseException, owner: Any, name: str, number: int) -> None:
+    """The call of this number ends in the error."""
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == number:
+            raise error
+        return real(*arguments, **named)
+
+    patch.setattr(owner, name, called)
+
+
+PLACES = {
+    "before the update": (rl, "credit_rows", 3),
+    "in the evaluation": (rl.RlRun, "evaluate", 2),
+    "in the engine's sync": (LocalEngine, "sync", 3),
+    "while recording": (Journal, "record", 3),
+}
+"""In step 3, or in the evaluation after step 2."""
 
 
 @pytest.mark.parametrize(
@@ -91,84 +120,40 @@ def test_a_reward_outage_loses_no_step(
     ],
 )
 def test_an_error_beside_the_updates_costs_nothing(
-    tiny_run: Callable[..., RlConfig],
-    trace: ReadTrace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    where: str,
-    error: BaseException,
-    saved: int,
+    tiny_run: BuildRl, calm: Trace, where: str, error: BaseException, saved: int
 ) -> None:
     config = tiny_run(**BUSY)
-    with monkeypatch.context() as patch:
-        fail_once(patch, where, error)
+    with pytest.MonkeyPatch.context() as patch:
+        fail_once(patch, error, *PLACES[where])
         said = stop_by(type(error) if not isinstance(error, MemoryError) else BaseException, config)
-    assert checkpoints(tmp_path / "run") == [f"step-{saved:06d}"]
+    assert checkpoints(Path(config.output)) == [f"step-{saved:06d}"]
     assert f"step {saved} is saved" in said
     folder, said = train(config)
     assert f"after step {saved}" in said
-    calm, _ = train(tiny_run(f"output={tmp_path}/calm", **BUSY))
-    found, wanted = trace(folder), trace(calm)
+    found = trace(folder)
     if where == "while recording":  # what was sampled for the step is the one thing that is lost
-        wanted.rollouts.pop("step-000003.jsonl")
+        calm.rollouts.pop("step-000003.jsonl")
         found.rollouts.pop("step-000003.jsonl", None)
     if where == "in the engine's sync":
         assert "step-000003.jsonl" in found.rollouts
-    assert found == wanted
+    assert found == calm
     assert not (folder / "checkpoints" / "step-000004" / "pending.json").exists()
 
 
-def fail_once(patch: pytest.MonkeyPatch, where: str, error: BaseException) -> None:
-    """In step 3, or in the evaluation after step 2."""
-
-    def wrap(real: Callable[..., Any], number: int) -> Callable[..., Any]:
-        calls = [0]
-
-        def called(*arguments: Any, **named: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == number:
-                raise error
-            return real(*arguments, **named)
-
-        return called
-
-    if where == "before the update":
-        patch.setattr(rl, "credit_rows", wrap(rl.credit_rows, 3))
-    elif where == "in the evaluation":
-        patch.setattr(rl.RlRun, "evaluate", wrap(rl.RlRun.evaluate, 2))
-    elif where == "in the engine's sync":
-        patch.setattr(LocalEngine, "sync", wrap(LocalEngine.sync, 3))
-    else:
-        patch.setattr(Journal, "record", wrap(Journal.record, 3))
-
-
-def test_in_the_middle_of_the_updates_the_last_checkpoint_stands(
-    tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_the_middle_of_the_updates_the_last_checkpoint_stands(tiny_run: BuildRl, calm: Trace) -> None:
     """The second optimizer step of step 3: the weights are those of no step any more."""
     config = tiny_run(**{**BUSY, "checkpoint": {"every_steps": 2}})
-    real, calls = LocalPolicy.update, [0]
-
-    def update(policy: LocalPolicy, *arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 2 * 4 + 2:
-            raise MemoryError
-        return real(policy, *arguments, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalPolicy, "update", update)
+    with pytest.MonkeyPatch.context() as patch:
+        fail_once(patch, MemoryError(), LocalPolicy, "update", 2 * 4 + 2)
         said = stop_by(BaseException, config)
     assert "step 3 was stopped in the middle of its updates" in said
     assert "nothing is saved, the newest checkpoint is of step 2" in said
-    assert checkpoints(tmp_path / "run") == ["step-000002"]
-    folder, _ = train(config)
-    calm, _ = train(tiny_run(f"output={tmp_path}/calm", **BUSY))
-    assert trace(folder) == trace(calm)
+    assert checkpoints(Path(config.output)) == ["step-000002"]
+    folder = trained(config)
+    assert trace(folder) == calm
 
 
-def test_a_failure_in_the_first_minibatch_leaves_the_weights_of_the_last_step(
-    tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_in_the_first_minibatch_leaves_the_weights_of_the_last_step(tiny_run: BuildRl, calm: Trace) -> None:
     config = tiny_run(**BUSY)
     real = LocalPolicy.accumulate
 
@@ -177,66 +162,49 @@ def test_a_failure_in_the_first_minibatch_leaves_the_weights_of_the_last_step(
         if policy.version == 2 * 4:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalPolicy, "accumulate", accumulate)
         said = stop_by(Exception, config)
     assert "step 2 is saved" in said
-    folder, _ = train(config)
-    calm, _ = train(tiny_run(f"output={tmp_path}/calm", **BUSY))
-    assert trace(folder) == trace(calm)
+    folder = trained(config)
+    assert trace(folder) == calm
 
 
 def test_a_save_that_fails_too_does_not_take_the_place_of_the_error(
-    tiny_run: Callable[..., RlConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: BuildRl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_once(monkeypatch, "before the update", RewardError("down"))
+    fail_once(monkeypatch, RewardError("down"), *PLACES["before the update"])
     monkeypatch.setattr(CheckpointStore, "save", Mock(side_effect=CheckpointError("no room")))
     said = stop_by(RewardError, tiny_run(**BUSY))
     assert "step 2 could not be saved either (CheckpointError: no room" in said
     assert "there is no checkpoint" in said
 
 
-@pytest.mark.parametrize("where", ["update", "evaluation"])
-def test_supervised_fine_tuning_saves_as_well(
-    tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    fields = {"checkpoint": {"every_steps": None}, "evaluation": {"every_steps": 4}}
-    calls = [0]
-    real_update, real_evaluate = LocalPolicy.update, SftRun.evaluate
-
-    def update(policy: LocalPolicy, *arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if where == "update" and calls[0] == 5:
-            raise DivergenceError("nan")
-        return real_update(policy, *arguments, **named)
-
-    def evaluate(run: SftRun) -> dict[str, float]:
-        if where == "evaluation" and run.progress.step == 4:
-            raise MemoryError
-        return real_evaluate(run)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalPolicy, "update", update)
-        patch.setattr(SftRun, "evaluate", evaluate)
+@pytest.mark.parametrize("in_evaluation", [False, True])
+def test_supervised_fine_tuning_saves_as_well(tiny_sft: BuildSft, tmp_path: Path, in_evaluation: bool) -> None:
+    """In the fifth update, or in the evaluation after step 4."""
+    fields = {"checkpoint": {"every_steps": None}, "evaluation": {"every_steps": 4, "at_start": False}}
+    with pytest.MonkeyPatch.context() as patch:
+        if in_evaluation:
+            fail_once(patch, MemoryError(), SftRun, "evaluate", 1)
+        else:
+            fail_once(patch, DivergenceError("nan"), LocalPolicy, "update", 5)
         said = stop_by(BaseException, tiny_sft(**fields))
     assert "step 4 is saved" in said
-    pending = tmp_path / "run" / "checkpoints" / "step-000004" / "pending.json"
-    assert pending.exists() is (where == "evaluation")
-    folder, _ = train(tiny_sft(**fields))
-    calm, _ = train(tiny_sft(f"output={tmp_path}/calm", **fields))
+    assert (tmp_path / "run" / "checkpoints" / "step-000004" / "pending.json").exists() is in_evaluation
+    folder = trained(tiny_sft(**fields))
+    calm = trained(tiny_sft(f"output={tmp_path}/calm", **fields))
     assert trace(folder) == trace(calm)
 
 
-def test_a_run_cut_short_in_its_last_evaluation_is_not_finished(
-    tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_cut_short_in_its_last_evaluation_is_not_finished(tiny_run: BuildRl) -> None:
     config = tiny_run(**{**BUSY, "evaluation": {"every_steps": 9, "at_start": True, "max_prompts": 5}})
-    with monkeypatch.context() as patch:
-        fail_once(patch, "in the evaluation", RewardError("down"))
+    with pytest.MonkeyPatch.context() as patch:
+        fail_once(patch, RewardError("down"), *PLACES["in the evaluation"])
         said = stop_by(BurnishError, config)
     assert "step 4 is saved" in said
     folder, said = train(config)
     assert "nothing to do" not in said
-    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["eval/accuracy"] >= 0
+    assert rows_of(folder)[-1]["eval/accuracy"] >= 0
     _, said = train(config)
     assert "nothing to do" in said

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from runs import ctrl_c_in_step, rollouts_of, rows_of, trained
+from runs import BuildRl, Run, ctrl_c_in_step, rollouts_of, rows_of, step_rows, trace, trained
 
-from burnish.config.schema import RlConfig
 from burnish.models.weights import Weights
 from burnish.trainers.rl.supply.threaded import SupplyPartial
 
@@ -44,7 +41,7 @@ class PatientEngine(LocalEngine):
 
 
 @pytest.fixture
-def run(tiny_run: Callable[..., RlConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def run(tiny_run: BuildRl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Trains in `tmp_path/NAME` and returns the folder. The policy publishes once the next batch has been begun."""
     (tmp_path / "patient.py").write_text(ENGINE)
     publish = SupplyPartial.publish
@@ -80,16 +77,14 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_responses_go_on_with_new_weights_and_a_run_with_what_its_checkpoint_holds(
-    run: Callable[[str], Path], trace: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_responses_go_on_with_new_weights_and_a_run_with_what_its_checkpoint_holds(run: Run, tmp_path: Path) -> None:
     """One optimizer step a step: the batch of step s has one token of version s - 2, and three of version s - 1. The
     second run is ended by Ctrl-C after its third step, when the fourth batch is being sampled, and goes on."""
     whole = run("whole")
     assert all("versions" not in rollout for rollout in rollouts_of(whole, 1))
     for step in range(2, STEPS + 1):
         assert {json.dumps(r["versions"]) for r in rollouts_of(whole, step)} == {f"[[0, {step - 2}], [1, {step - 1}]]"}
-    rows = [row for row in rows_of(whole) if row["step"] > 0]
+    rows = step_rows(whole)
     assert [row["rollout/staleness"] for row in rows] == [0.0] + [0.25] * (STEPS - 1)
     assert [row["rollout/renewed_fraction"] for row in rows] == [0.0] + [1.0] * (STEPS - 1)
     # Log-probabilities are those of the weights that sampled each token, so they differ from the trainer's.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from runs import rows_of
+from runs import BuildRl, rows_of
 
 from burnish.config.schema import RlConfig
 from burnish.forward.attention import packs_rows
@@ -16,7 +15,7 @@ from burnish.models.policy import LocalPolicy
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.setup.parts import open_rl_run
 
-BuildRl = Callable[..., RlConfig]
+pytestmark = pytest.mark.slow_cases("*")
 
 ALGORITHMS = {
     "grpo": {"algorithm": {"preset": "grpo"}, "optimization": {"learning_rate": 1e-3, "epochs": 2, "minibatches": 2}},
@@ -31,7 +30,6 @@ def metrics(config: RlConfig) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in rows]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(ALGORITHMS))
 def test_a_run_gives_the_same_numbers_with_and_without_fast_paths(tiny_run: BuildRl, tmp_path: Path, kind: str) -> None:
     """Three steps, all metrics: float32 rounding is all that may differ."""
@@ -47,7 +45,6 @@ def test_a_run_gives_the_same_numbers_with_and_without_fast_paths(tiny_run: Buil
             assert other[name] == pytest.approx(value, rel=1e-3, abs=closeness), name
 
 
-@pytest.mark.slow
 def test_plain_rows_are_never_packed(tiny_run: BuildRl, tmp_path: Path) -> None:
     for plain in (False, True):
         with open_rl_run(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import run_file
 from watching import children
 
 from burnish.config.loading import load_run_data
@@ -74,9 +75,7 @@ def model(save_tiny_llama: Callable[..., Path]) -> Path:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_process_takes_more_than_its_plan(
-    layout: str, model: Path, tiny_task: Path, tmp_path: Path, run_file: Callable[[RunConfig], str]
-) -> None:
+def test_no_process_takes_more_than_its_plan(layout: str, model: Path, tiny_task: Path, tmp_path: Path) -> None:
     kind, fields, cluster = LAYOUTS[layout]
     common = {
         "output": str(tmp_path / "run"),

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from runs import rollouts_of, rows_of
+from runs import BuildRl, lines_of, rollouts_of, rows_of, trace, trained, trained_rows
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from burnish.board.report import write_report
-from burnish.config.schema import RlConfig
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import run_loop
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup.parts import open_rl_run
+
+pytestmark = pytest.mark.slow_cases("*")
 
 QUIET = Console(quiet=True)
 KINDS = ("separate", "shared")
@@ -36,12 +35,6 @@ def graded(response_tokens: list, response: str) -> Score:
 
 def long(response: str) -> float:
     return len(response) / 4
-"""
-
-
-FIRST = """
-def small_first_digit(response: str) -> float:
-    return float(response[:1] in "01234")
 """
 
 
@@ -69,8 +62,7 @@ def optimizer_steps() -> Iterator[Counter[int]]:
     handle.remove()
 
 
-@pytest.mark.slow
-def test_the_coefficient_reacts_after_the_step_that_used_it(tiny_run: Callable[..., RlConfig]) -> None:
+def test_the_coefficient_reacts_after_the_step_that_used_it(tiny_run: BuildRl) -> None:
     """16 responses a step of a horizon of 100; the first step has no KL yet, so the error is bounded at -.2."""
     config = tiny_run("steps=2", algorithm={**PPO, "kl_coef": 0.1, "kl_target": 1.0, "kl_horizon": 100})
     with open_rl_run(config, QUIET) as run:
@@ -81,9 +73,8 @@ def test_the_coefficient_reacts_after_the_step_that_used_it(tiny_run: Callable[.
     assert rows[1]["kl/coef"] == pytest.approx(0.1 * (1 - 0.2 * responses / 100))
 
 
-@pytest.mark.slow_cases("separate", "shared")
 @pytest.mark.parametrize("kind", KINDS)
-def test_real_optimizer_steps(tiny_run: Callable[..., RlConfig], optimizer_steps: Counter[int], kind: str) -> None:
+def test_real_optimizer_steps(tiny_run: BuildRl, optimizer_steps: Counter[int], kind: str) -> None:
     """3 steps x 3 epochs x 2 minibatches, of which the policy sits out the first step."""
     config = tiny_run(algorithm=PPO, critic={"kind": kind, "warmup_steps": 1}, optimization=FAST)
     with open_rl_run(config, QUIET) as run:
@@ -106,16 +97,10 @@ def test_real_optimizer_steps(tiny_run: Callable[..., RlConfig], optimizer_steps
     assert optimizer_steps == {weights: 12, critic_weights: 18}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "lora"])
 def test_resuming_is_exact_to_the_bit(
-    tiny_run: Callable[..., RlConfig],
-    trace: Callable[[Path], Any],
-    tiny_model: Path,
-    tmp_path: Path,
-    kind: str,
-    lora: dict[str, int] | None,
+    tiny_run: BuildRl, tiny_model: Path, tmp_path: Path, kind: str, lora: dict[str, int] | None
 ) -> None:
     """Critic, its optimizer, the adaptive KL and the order of minibatches all go on where they stopped."""
     fields = {
@@ -125,38 +110,33 @@ def test_resuming_is_exact_to_the_bit(
         "optimization": {**FAST, "schedule": "linear", "optimizer": "adam_tf"},
     }
     whole = tiny_run(f"output={tmp_path}/whole", "steps=4", **fields)
-    train_rl(whole, console=QUIET)
+    trained(whole)
     parts = tiny_run(f"output={tmp_path}/parts", "steps=4", **fields)
     for stop_at in (1, 3):
         with open_rl_run(parts, QUIET) as run:
             run_loop(run, StopAt(run, stop_at))
             assert run.progress.step == stop_at
-    train_rl(parts, console=QUIET)
+    trained(parts)
     assert trace(tmp_path / "parts") == trace(tmp_path / "whole")
     newest = tmp_path / "parts" / "checkpoints" / "step-000004"
     assert (newest / "critic" / "value_head.safetensors").is_file()
     assert (newest / "critic" / "model.safetensors").is_file() is (kind == "separate")
 
 
-@pytest.mark.slow
-def test_epochs_end_early_past_the_bound(tiny_run: Callable[..., RlConfig]) -> None:
+def test_epochs_end_early_past_the_bound(tiny_run: BuildRl) -> None:
     """Epoch 1 starts at the sampling policy (KL 0), epoch 2 sees what it did, epochs 3 and 4 are not made."""
     fast = {**FAST, "epochs": 4, "minibatches": 1}
     config = tiny_run("steps=2", algorithm={**PPO, "max_epoch_kl": 1e-6}, optimization=fast)
-    train_rl(config, console=QUIET)
-    made = [(row["policy/epochs"], row["policy/optimizer_steps"]) for row in rows_of(config.output)]
+    made = [(row["policy/epochs"], row["policy/optimizer_steps"]) for row in trained_rows(config)]
     assert made == [(2, 2), (2, 2)]
-    loose = tiny_run(
-        "steps=1", f"output={config.output}-loose", algorithm={**PPO, "max_epoch_kl": 1e6}, optimization=fast
-    )
-    train_rl(loose, console=QUIET)
-    assert rows_of(loose.output)[0]["policy/epochs"] == 4
+    words = ("steps=1", f"output={config.output}-loose")
+    loose = tiny_run(*words, algorithm={**PPO, "max_epoch_kl": 1e6}, optimization=fast)
+    assert trained_rows(loose)[0]["policy/epochs"] == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_whitening_each_minibatch_does_not_depend_on_micro_batches(
-    tiny_run: Callable[..., RlConfig], tmp_path: Path, kind: str
+    tiny_run: BuildRl, tmp_path: Path, kind: str
 ) -> None:
     """Rewards and advantages of each of the two minibatches by themselves: cut in two or whole, the same steps."""
     algorithm = {**PPO, "whiten_rewards": True, "whiten_advantages": True}
@@ -180,7 +160,6 @@ def test_whitening_each_minibatch_does_not_depend_on_micro_batches(
         assert whole["critic/return_mean"] != pytest.approx(step["critic/return_mean"], rel=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("unit", "shares"),
@@ -188,7 +167,7 @@ def test_whitening_each_minibatch_does_not_depend_on_micro_batches(
      ("step", [(None, 0), (0, 1 / 4), (1 / 3, 2 / 4), (2 / 3, 3 / 4)])],
 )  # fmt: skip
 def test_skipped_epochs_do_not_hold_the_learning_rate_back(
-    tiny_run: Callable[..., RlConfig], tmp_path: Path, kind: str, unit: str, shares: list[tuple[float | None, float]]
+    tiny_run: BuildRl, tmp_path: Path, kind: str, unit: str, shares: list[tuple[float | None, float]]
 ) -> None:
     """4 steps x 4 planned epochs, of which two are made; the critic alone makes all four of the first step (its policy
     does not move). Rates fall from the first planned step of policy and critic, 0 based; `step` moves them once a
@@ -201,8 +180,7 @@ def test_skipped_epochs_do_not_hold_the_learning_rate_back(
     )
     with open_rl_run(config, QUIET) as run:
         run_loop(run, StopAt(run, 2))
-    train_rl(config, console=QUIET)
-    rows = rows_of(config.output)
+    rows = trained_rows(config)
     assert [row["policy/epochs"] for row in rows] == [4, 2, 2, 2]
     for row, (policy, critic) in zip(rows, shares, strict=True):
         assert row["critic/learning_rate"] == pytest.approx(1e-2 * (1 - critic))
@@ -210,8 +188,7 @@ def test_skipped_epochs_do_not_hold_the_learning_rate_back(
             assert row["policy/learning_rate"] == pytest.approx(FAST["learning_rate"] * (1 - policy))
 
 
-@pytest.mark.slow
-def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
+def test_dense_and_several_rewards_become_returns_per_token(tiny_run: BuildRl, tmp_path: Path) -> None:
     """With gamma = lam = 1 a return is the sum of the rewards from its token on: dense ones at their tokens, the score
     of a whole response on its last token."""
     (tmp_path / "dense.py").write_text(DENSE)
@@ -221,8 +198,7 @@ def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[.
         rewards=[{"name": f"{tmp_path}/dense.py:graded"}, {"name": f"{tmp_path}/dense.py:long", "weight": 2.0}],
         optimization=FAST,
     )
-    train_rl(config, console=QUIET)
-    for line in rollouts_of(config.output, 2):
+    for line in rollouts_of(trained(config), 2):
         rewards = [0.25 if token % 2 else -0.5 for token in line["response_tokens"]]
         rewards[-1] += 2.0 * len(line["response"]) / 4
         expected = [sum(rewards[t:]) for t in range(len(rewards))]
@@ -231,17 +207,16 @@ def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[.
         assert line["reward"] == pytest.approx(sum(rewards))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_and_report_know_values(tiny_run: Callable[..., RlConfig], kind: str) -> None:
+def test_evaluation_and_report_know_values(tiny_run: BuildRl, kind: str) -> None:
     evaluation = {"at_start": True, "every_steps": 2}
     config = tiny_run("steps=2", algorithm=PPO, critic={"kind": kind}, optimization=FAST, evaluation=evaluation)
-    train_rl(config, console=QUIET)
+    trained(config)
     before, _, last = rows_of(config.output)
     assert before["eval/value_mean"] == 0
     assert last["eval/value_mean"] != 0
     file = Path(config.output) / "rollouts" / "eval-000002.jsonl"
-    lines = [json.loads(text) for text in file.read_text().splitlines()]
+    lines = lines_of(file)
     assert all(len(line["token_values"]) == len(line["response_tokens"]) for line in lines)
     firsts = [line["token_values"][0] for line in lines]
     assert last["eval/value_mean"] == pytest.approx(sum(firsts) / len(firsts))
@@ -250,23 +225,8 @@ def test_evaluation_and_report_know_values(tiny_run: Callable[..., RlConfig], ki
     assert '"metric":"eval/value_mean"' in page
 
 
-@pytest.mark.slow
-def test_the_kl_in_the_reward_reaches_the_returns(tiny_run: Callable[..., RlConfig]) -> None:
-    config = tiny_run("steps=3", algorithm={**PPO, "lam": 1.0, "kl_coef": 0.5}, optimization=FAST)
-    train_rl(config, console=QUIET)
-    moved = 0.0
-    for line in rollouts_of(config.output, 3):
-        rewards = [-0.5 * (a - b) for a, b in zip(line["old_logprobs"], line["ref_logprobs"], strict=True)]
-        moved = max(moved, *map(abs, rewards))
-        rewards[-1] += line["reward"]
-        expected = [sum(rewards[t:]) for t in range(len(rewards))]
-        assert line["token_returns"] == pytest.approx(expected, abs=1e-4)
-    assert moved > 1e-3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: Callable[..., RlConfig], kind: str) -> None:
+def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: BuildRl, kind: str) -> None:
     """From recorded values, log-probabilities and rewards to returns, whitened advantages and the value loss."""
     gamma, lam, kl_coef = 0.95, 0.9, 0.3
     config = tiny_run(
@@ -275,11 +235,12 @@ def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: Callable[...
         critic={"kind": kind, "learning_rate": 1e-2},
         optimization={"learning_rate": 1e-2, "epochs": 1, "tokens_per_microbatch": 20},
     )
-    train_rl(config, console=QUIET)
-    lines, raw = rollouts_of(config.output, 3), []
+    trained(config)
+    lines, raw, moved = rollouts_of(config.output, 3), [], 0.0
     for line in lines:
         values = line["token_values"]
         rewards = [-kl_coef * (a - b) for a, b in zip(line["old_logprobs"], line["ref_logprobs"], strict=True)]
+        moved = max(moved, *map(abs, rewards))
         rewards[-1] += line["reward"]
         advantages = [0.0] * (len(values) + 1)
         for t in reversed(range(len(values))):
@@ -288,6 +249,7 @@ def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: Callable[...
         raw.append(advantages[:-1])
         assert any(values)
         assert line["token_returns"] == pytest.approx([a + v for a, v in zip(raw[-1], values, strict=True)], abs=1e-4)
+    assert moved > 1e-3  # so the KL has reached the returns
     flat = [advantage for row in raw for advantage in row]
     mean = sum(flat) / len(flat)
     spread = (sum((a - mean) ** 2 for a in flat) / len(flat)) ** 0.5
@@ -297,21 +259,3 @@ def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: Callable[...
     # One update a step: its values are still those of the rollouts, so the loss is half the mean squared advantage.
     assert row["critic/loss"] == pytest.approx(sum(a * a for a in flat) / len(flat) / 2, rel=1e-3)
     assert row["critic/clip_fraction"] == 0
-
-
-@pytest.mark.slow
-def test_a_critic_comes_to_explain_the_returns(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
-    """The first token decides: from the second on the state tells the return. The policy sits still meanwhile."""
-    (tmp_path / "first.py").write_text(FIRST)
-    config = tiny_run(
-        "steps=40",  # over four seeds .46 to .56; after 25 steps of half as many prompts only .10 to .39
-        rewards=[{"name": f"{tmp_path}/first.py:small_first_digit"}],
-        algorithm={**PPO, "kl_in": "none"},
-        critic={"warmup_steps": 39, "learning_rate": 1e-2, "clip": None},
-        optimization=FAST,
-        rollout={"prompts_per_step": 32, "group_size": 2, "max_prompt_tokens": 8, "max_response_tokens": 4},
-    )
-    train_rl(config, console=QUIET)
-    explained = [row["critic/explained_variance"] for row in rows_of(config.output)]
-    assert explained[0] == pytest.approx(0)
-    assert sum(explained[-5:]) / 5 > 0.25

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import write_lines
 
 from burnish.config.loading import load_run_data
 from burnish.trainers.preferences.loop import open_prefer_run
@@ -39,7 +39,7 @@ OPEN: dict[str, Callable[..., AbstractContextManager[Any]]] = {
 def test_shared_and_repeated_prompts_are_said_at_the_start(kind: str, tiny_model: Path, tmp_path: Path) -> None:
     for name, asked in {"train": ["1+1=", "2+2=", "2+2="], "eval": ["3+4=", "1+1="]}.items():
         rows = [{"prompt": prompt, **TOLD[kind]} for prompt in asked]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     data = {
         "output": str(tmp_path / "run"),
         "model": str(tiny_model),
@@ -58,7 +58,7 @@ def test_shared_and_repeated_prompts_are_said_at_the_start(kind: str, tiny_model
 def test_without_a_tokenizer_other_tools_are_another_question(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("add", "add", "look_up")]
     rows = [{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2", "tools": [tool]} for tool in tools]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "train.jsonl", rows)
     data = {"model": "owner/model", "data": {"train": str(tmp_path / "train.jsonl")}, **OWN["rl"]}
     notes = preview(load_run_data(data, [], "rl").config, None).notes
     assert notes[0] == "1 of 3 training prompts repeat an earlier one: train:1 repeats train:0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import httpx2
 import huggingface_hub
 import pytest
 import yaml
-from runs import train
+from runs import BuildRl, trained
 
 from burnish.api.run import run_config
 from burnish.board.model_card import CardFacts, model_card
@@ -56,9 +55,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_run_is_pushed_with_a_card_that_repeats_it(
-    tiny_run: Callable[..., Any], hub: dict[str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_run: BuildRl, hub: dict[str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, _ = train(tiny_run(*HELD_OUT))
+    folder = trained(tiny_run(*HELD_OUT))
     assert main(["push", f"{folder}@best", "user/name"]) == 0
     pushed = hub["user/name"]
     assert pushed["private"]

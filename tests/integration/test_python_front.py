@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+from runs import BuildRl, lines_of, run_file, trace, write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import burnish
 from burnish.api.policy import _prompt
 from burnish.cli import main
-from burnish.config.schema import RlConfig
 from burnish.errors import BurnishError
 from burnish.types import Message
 
-Trace = Any
+Fields = dict[str, Any]
+Rows = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +35,15 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def fields(tiny_run: Callable[..., RlConfig]) -> dict[str, Any]:
+def fields(tiny_run: BuildRl) -> Fields:
     """The tiny task as the fields of a run file, without `output`."""
     config = tiny_run().model_dump(mode="json", exclude_unset=True)
     return {name: value for name, value in config.items() if name != "output"}
 
 
-def _rows(task: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (task / f"{name}.jsonl").read_text().splitlines()]
+@pytest.fixture
+def rows(tiny_task: Path) -> Rows:
+    return {name: lines_of(tiny_task / f"{name}.jsonl") for name in ("train", "eval")}
 
 
 def _digits(scale: float) -> Callable[[str, str], float]:
@@ -53,14 +55,13 @@ def _digits(scale: float) -> Callable[[str, str], float]:
 
 @pytest.mark.slow
 def test_everything_in_memory_gives_the_numbers_of_the_command_line(
-    fields: dict[str, Any], tiny_run: Any, tiny_task: Path, tiny_model: Path, run_file: Any, trace: Any, tmp_path: Path
+    fields: Fields, tiny_run: BuildRl, rows: Rows, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Rows in a file, a list and a data set; the reward in a file and a closure; the model in a folder and loaded."""
     from datasets import Dataset
 
     assert main(["rl", run_file(tiny_run())]) == 0
     expected = trace(tmp_path / "run")
-    rows = {name: _rows(tiny_task, name) for name in ("train", "eval")}
     model = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
     rewards = [_digits(2)]
     listed = burnish.train({**fields, "model": model, "data": rows, "rewards": rewards}, quiet=True)
@@ -72,7 +73,7 @@ def test_everything_in_memory_gives_the_numbers_of_the_command_line(
 
 
 @pytest.mark.slow
-def test_a_run_file_and_a_typed_configuration(tiny_run: Any, run_file: Any, trace: Any, tmp_path: Path) -> None:
+def test_a_run_file_and_a_typed_configuration(tiny_run: BuildRl, tmp_path: Path) -> None:
     by_file = burnish.train(run_file(tiny_run()), output=str(tmp_path / "file"), steps=2, quiet=True)
     typed = burnish.train(tiny_run("steps=2"), output=str(tmp_path / "typed"), quiet=True)
     assert by_file.step == typed.step == 2
@@ -81,13 +82,13 @@ def test_a_run_file_and_a_typed_configuration(tiny_run: Any, run_file: Any, trac
 
 
 @pytest.mark.slow
-def test_the_same_call_goes_on_and_another_is_refused(fields: dict[str, Any], tiny_task: Path, trace: Any) -> None:
-    given = {**fields, "data": _rows(tiny_task, "train"), "rewards": _digits(2)}
+def test_the_same_call_goes_on_and_another_is_refused(fields: Fields, rows: Rows) -> None:
+    given = {**fields, "data": rows["train"], "rewards": _digits(2)}
     whole = burnish.train(given, output="whole", quiet=True)
     burnish.train(given, output="parts", steps=1, quiet=True)
     assert trace(burnish.train(given, output="parts", quiet=True).output) == trace(whole.output)
-    for change in ({"data": _rows(tiny_task, "eval")}, {"rewards": _digits(3)}):
-        with pytest.raises(burnish.BurnishError, match="different inputs from those of this call"):
+    for change in ({"data": rows["eval"]}, {"rewards": _digits(3)}):
+        with pytest.raises(BurnishError, match="different inputs from those of this call"):
             burnish.train({**given, **change}, output="parts", steps=4, quiet=True)
     prints = json.loads((Path("parts/checkpoints/step-000003/fingerprints.json")).read_text())["files"]
     assert {"rewards.0: digits.txt", "data.train.0: train.jsonl"} <= set(prints)
@@ -100,10 +101,9 @@ def test_the_same_call_goes_on_and_another_is_refused(fields: dict[str, Any], ti
 
 @pytest.mark.slow
 def test_the_command_line_says_what_it_lacks_and_reports_and_evaluates_the_rest(
-    fields: dict[str, Any], tiny_task: Path, capsys: pytest.CaptureFixture[str]
+    fields: Fields, rows: Rows, tiny_task: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = {"train": _rows(tiny_task, "train"), "eval": _rows(tiny_task, "eval")}
-    run = burnish.train({**fields, "data": data, "rewards": lambda response: len(response)}, steps=1, quiet=True)
+    run = burnish.train({**fields, "data": rows, "rewards": lambda response: len(response)}, steps=1, quiet=True)
     assert main(["rl", str(run.output / "config.yaml"), "steps=2"]) == 2
     assert "'python:lambda' is a function of the Python program" in " ".join(capsys.readouterr().err.split())
     assert main(["report", str(run.output)]) == 0
@@ -112,22 +112,21 @@ def test_the_command_line_says_what_it_lacks_and_reports_and_evaluates_the_rest(
     assert main(["eval", str(moved), f"rewards={tiny_task}/reward.py:digits"]) == 0
 
 
-def test_errors_are_those_of_a_run_file_and_leave_no_folder(fields: dict[str, Any], tiny_task: Path) -> None:
-    with pytest.raises(burnish.BurnishError, match=r"2 problems in burnish\.train"):
+def test_errors_are_those_of_a_run_file_and_leave_no_folder(fields: Fields) -> None:
+    with pytest.raises(BurnishError, match=r"2 problems in burnish\.train"):
         burnish.train({**fields, "steps": 0, "seed": -1})
-    with pytest.raises(burnish.BurnishError, match=r"'gprpo' is not known\n.*grpo"):
+    with pytest.raises(BurnishError, match=r"'gprpo' is not known\n.*grpo"):
         burnish.train({**fields, "algorithm": "gprpo"})
-    with pytest.raises(burnish.BurnishError, match="asks for 'colour'"):
+    with pytest.raises(BurnishError, match="asks for 'colour'"):
         burnish.train({**fields, "rewards": lambda response, colour: 1.0}, quiet=True)
-    with pytest.raises(burnish.BurnishError, match=r"burnish\.train got a int"):
+    with pytest.raises(BurnishError, match=r"burnish\.train got a int"):
         burnish.train(3)  # type: ignore[arg-type]
     assert list(Path("runs").iterdir()) == []
 
 
 @pytest.mark.slow
-def test_what_a_run_says(fields: dict[str, Any], tiny_task: Path, tmp_path: Path) -> None:
-    data = {"train": _rows(tiny_task, "train"), "eval": _rows(tiny_task, "eval")}
-    run = burnish.train({**fields, "data": data}, evaluation={"every_steps": 2}, output="run", quiet=True)
+def test_what_a_run_says(fields: Fields, rows: Rows, tmp_path: Path) -> None:
+    run = burnish.train({**fields, "data": rows}, evaluation={"every_steps": 2}, output="run", quiet=True)
     assert (run.step, run.stopped, [kept.step for kept in run.checkpoints]) == (3, False, [3])
     assert list(run.metrics["reward/mean"].index) == [1, 2, 3]
     assert len(run.rollouts(2)) == 16
@@ -137,21 +136,21 @@ def test_what_a_run_says(fields: dict[str, Any], tiny_task: Path, tmp_path: Path
     assert "background:rgba" in first._repr_html_()
     assert {rollout.domain for rollout in run.rollouts(2, evaluation=True)} == {"eval"}
     for step in (9, True, "2"):
-        with pytest.raises(burnish.BurnishError, match=f"no rollouts of step {step!r}"):
+        with pytest.raises(BurnishError, match=f"no rollouts of step {step!r}"):
             run.rollouts(step)  # type: ignore[arg-type]
     assert run.report() == Path("run/report.html")
     assert "finished at step 3" in repr(run)
     assert "<svg" in run._repr_html_()
-    with pytest.raises(burnish.BurnishError, match="not being trained"):
+    with pytest.raises(BurnishError, match="not being trained"):
         run.stop()
     again = burnish.load_run("run@best:eval/reward_mean")
     assert again.policy.folder.name == "policy"
-    with pytest.raises(burnish.BurnishError, match="is not a run"):
+    with pytest.raises(BurnishError, match="is not a run"):
         burnish.load_run(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_policy_answers_and_can_be_copied(fields: dict[str, Any]) -> None:
+def test_a_policy_answers_and_can_be_copied(fields: Fields) -> None:
     run = burnish.train(fields, steps=1, output="run", quiet=True)
     greedy = run.policy.generate("1+1=", max_response_tokens=4, greedy=True)
     assert greedy == run.policy.generate("1+1=", max_response_tokens=4, greedy=True)
@@ -161,14 +160,14 @@ def test_a_policy_answers_and_can_be_copied(fields: dict[str, Any]) -> None:
     assert len(sampled) > 1
     copied = burnish.Policy(run.policy.save("copy"))
     assert copied.generate("1+1=", max_response_tokens=4, greedy=True) == greedy
-    with pytest.raises(burnish.BurnishError, match="already exists"):
+    with pytest.raises(BurnishError, match="already exists"):
         run.policy.save("copy")
-    with pytest.raises(burnish.BurnishError, match="no chat template"):
+    with pytest.raises(BurnishError, match="no chat template"):
         copied.generate([{"role": "user", "content": "1+1="}])
 
 
 @pytest.mark.slow
-def test_a_function_sees_each_step_and_can_stop_the_run(fields: dict[str, Any], trace: Any) -> None:
+def test_a_function_sees_each_step_and_can_stop_the_run(fields: Fields) -> None:
     seen: list[tuple[int, int]] = []
 
     def on_step(run: burnish.Run, metrics: Mapping[str, float]) -> None:
@@ -184,7 +183,7 @@ def test_a_function_sees_each_step_and_can_stop_the_run(fields: dict[str, Any], 
 
 
 @pytest.mark.slow
-def test_what_it_raises_ends_the_run_with_the_step_saved(fields: dict[str, Any], trace: Any) -> None:
+def test_what_it_raises_ends_the_run_with_the_step_saved(fields: Fields) -> None:
     def on_step(run: burnish.Run, metrics: Mapping[str, float]) -> None:
         if run.step == 2:
             raise RuntimeError("enough")
@@ -197,7 +196,7 @@ def test_what_it_raises_ends_the_run_with_the_step_saved(fields: dict[str, Any],
 
 
 @pytest.mark.slow
-def test_outside_of_the_main_thread_signals_are_left_alone(fields: dict[str, Any]) -> None:
+def test_outside_of_the_main_thread_signals_are_left_alone(fields: Fields) -> None:
     before, found = signal.getsignal(signal.SIGINT), []
 
     def on_step(run: burnish.Run, metrics: Mapping[str, float]) -> None:
@@ -212,9 +211,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone(fields: dict[str, Any
 
 
 @pytest.mark.slow
-def test_a_copy_that_fails_leaves_nothing(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_copy_that_fails_leaves_nothing(fields: Fields, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     policy = burnish.train(fields, steps=1, output="run", quiet=True).policy
     (tmp_path / "mounted").mkdir()
     copy = shutil.copytree
@@ -234,9 +231,7 @@ def test_a_copy_that_fails_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_not_read_whole_for_each_answer(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_not_read_whole_for_each_answer(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
     find = burnish.api.run.find_checkpoint
 
@@ -256,7 +251,7 @@ def test_a_checkpoint_is_not_read_whole_for_each_answer(
 
 
 @pytest.mark.slow
-def test_runs_follow_on_runs(fields: dict[str, Any], tiny_sft: Any) -> None:
+def test_runs_follow_on_runs(fields: Fields, tiny_sft: Any) -> None:
     first = burnish.sft(tiny_sft("steps=2"), output="sft", quiet=True)
     second = burnish.train({**fields, "model": first}, steps=1, output="rl", quiet=True)
     assert second.config.model.path == str(first.weights)
@@ -264,9 +259,9 @@ def test_runs_follow_on_runs(fields: dict[str, Any], tiny_sft: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_evaluation_leaves_the_inputs_of_a_run_alone(fields: dict[str, Any], tiny_task: Path) -> None:
+def test_an_evaluation_leaves_the_inputs_of_a_run_alone(fields: Fields, rows: Rows) -> None:
     """Also where it is given the fields of the run instead of the run, and other rows."""
-    given = {**fields, "output": "run", "data": {name: _rows(tiny_task, name) for name in ("train", "eval")}}
+    given = {**fields, "output": "run", "data": rows}
     burnish.train(given, steps=1, quiet=True)
     before = {path: path.read_bytes() for path in Path("run/inputs").rglob("*") if path.is_file()}
     found = burnish.evaluate(given, given["data"]["eval"][:5], quiet=True)
@@ -276,8 +271,8 @@ def test_an_evaluation_leaves_the_inputs_of_a_run_alone(fields: dict[str, Any], 
 
 
 @pytest.mark.slow
-def test_a_run_with_inputs_goes_on_where_its_folder_is_now(fields: dict[str, Any], tiny_task: Path) -> None:
-    given = {**fields, "data": _rows(tiny_task, "train")}
+def test_a_run_with_inputs_goes_on_where_its_folder_is_now(fields: Fields, rows: Rows) -> None:
+    given = {**fields, "data": rows["train"]}
     burnish.train(given, output="run", steps=1, quiet=True)
     Path("run").rename("other")
     assert burnish.train(given, output="other", steps=2, quiet=True).step == 2
@@ -287,7 +282,7 @@ def test_a_run_with_inputs_goes_on_where_its_folder_is_now(fields: dict[str, Any
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_used_with_the_template_that_it_holds(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_is_used_with_the_template_that_it_holds(fields: Fields, tmp_path: Path) -> None:
     """Whatever has become of the file that the run file names. One that is given now counts."""
     template = tmp_path / "own.jinja"
     template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
@@ -305,55 +300,47 @@ def test_a_checkpoint_is_used_with_the_template_that_it_holds(fields: dict[str, 
 
 
 @pytest.mark.slow
-def test_evaluating(fields: dict[str, Any], tiny_task: Path) -> None:
-    data = {"train": _rows(tiny_task, "train"), "eval": _rows(tiny_task, "eval")}
-    run = burnish.train({**fields, "data": data}, steps=1, output="run", evaluation={"every_steps": 1}, quiet=True)
+def test_evaluating(fields: Fields, rows: Rows) -> None:
+    run = burnish.train({**fields, "data": rows}, steps=1, output="run", evaluation={"every_steps": 1}, quiet=True)
     found = burnish.evaluate(run, quiet=True)
     assert found["eval/reward_mean"] == run.metrics["eval/reward_mean"].iloc[-1]
     assert (found.folder, len(found.rollouts)) == (Path("run/eval/001"), 20)
     assert "eval/reward_mean" in repr(found)
-    some = burnish.evaluate("run@1", data["eval"][:5], lambda response: len(response), quiet=True)
+    some = burnish.evaluate("run@1", rows["eval"][:5], lambda response: len(response), quiet=True)
     assert len(some.rollouts) == 5
     assert some["eval/reward_mean"] > 0
-    alone = burnish.evaluate(run.weights, data["eval"], _digits(2), rollout={"max_response_tokens": 4}, quiet=True)
+    short: dict[str, Any] = {"rollout": {"max_response_tokens": 4}, "quiet": True}
+    alone = burnish.evaluate(run.weights, rows["eval"], _digits(2), **short)
     assert alone.folder == Path("runs/eval-001/eval/001")
     assert alone.metrics.keys() == found.metrics.keys()
-    (tiny_task.parent / "held_out.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in data["eval"][:5]))
-    named = burnish.evaluate(
-        str(run.weights),
-        str(tiny_task.parent / "held_out.jsonl"),
-        _digits(2),
-        rollout={"max_response_tokens": 4},
-        quiet=True,
-    )
+    write_lines(Path("held_out.jsonl"), rows["eval"][:5])
+    named = burnish.evaluate(str(run.weights), "held_out.jsonl", _digits(2), **short)
     assert len(named.rollouts) == 5
-    again = burnish.evaluate(
-        {"model": str(run.weights), "data": {"train": data["train"]}, "rollout": {"max_response_tokens": 4}},
-        data["eval"], _digits(2), quiet=True,
-    )  # fmt: skip
+    given = {"model": str(run.weights), "data": {"train": rows["train"]}, "rollout": short["rollout"]}
+    again = burnish.evaluate(given, rows["eval"], _digits(2), quiet=True)
     assert again.metrics == alone.metrics
 
 
-def test_turns_are_read_as_in_data(fields: dict[str, Any]) -> None:
+def test_turns_are_read_as_in_data() -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     assert _prompt(parts).messages == (Message("user", "hi"),)
-    with pytest.raises(burnish.BurnishError, match="a turn of the conversation"):
+    with pytest.raises(BurnishError, match="a turn of the conversation"):
         _prompt([{"role": "assistant", "content": None}])
 
 
 @pytest.mark.slow
-def test_a_plan_makes_nothing(fields: dict[str, Any], tiny_task: Path) -> None:
-    found = burnish.plan({**fields, "data": _rows(tiny_task, "train"), "rewards": _digits(2)}, steps=7)
+def test_a_plan_makes_nothing(fields: Fields, rows: Rows) -> None:
+    found = burnish.plan({**fields, "data": rows["train"], "rewards": _digits(2)}, steps=7)
     assert (found.steps, found.optimizer_steps, found.config.output) == (7, 7, "runs/rl-001")
     assert "responses" in repr(found)
     assert not Path("runs").exists()
-    with pytest.raises(burnish.BurnishError, match="asks for 'colour'"):
+    with pytest.raises(BurnishError, match="asks for 'colour'"):
         burnish.plan({**fields, "rewards": lambda response, colour: 1.0})
 
 
 @pytest.mark.slow
 def test_autocast_of_the_caller_changes_nothing(
-    fields: dict[str, Any], trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fields: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels that got bfloat16 from PyTorch's products in place of float32 would write beyond their tensors."""
     monkeypatch.setattr("burnish.rollouts.local.kernel_trial._layout", lambda *given: "ordinary")

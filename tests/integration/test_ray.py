@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import subprocess
@@ -17,25 +16,21 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from rich.console import Console
 from watching import children, wait_for
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'burnish[ray]')")
-from runs import num_rows, rows_of, trained
+from runs import BuildRl, BuildSft, Run, after_step, lines_of, num_rows, rows_of, run_file, trace, trained
 
 import burnish
-from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_cluster import ClusterConfig
 from burnish.distributed import nodes, ray_workers
 from burnish.distributed.launching import Crew, Launcher, ProcessSpec, start_all
 from burnish.distributed.peers import Peer, RoleLostError, TracebackElsewhereError
 from burnish.distributed.ray_workers import RayProcess, RaySite, StoredWeights
 from burnish.errors import ConfigError, DivergenceError, RolloutError
-from burnish.trainers.sft import train_sft
-from burnish.trainers.telemetry.journal import Journal
 
 STORE_BYTES = 100 << 20
-WRITE = Journal.write
+AddNodes = Callable[..., list[Any]]
 
 ROLES = """
 import contextlib, os, pathlib, time
@@ -101,7 +96,7 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def add_nodes(cluster: Any) -> Iterator[Callable[[int, int], list[Any]]]:
+def add_nodes(cluster: Any) -> Iterator[AddNodes]:
     """Adds nodes for one test: `add_nodes(count, num_cpus)`. The first node of the cluster has four CPUs."""
     there: list[Any] = []
 
@@ -117,7 +112,7 @@ def add_nodes(cluster: Any) -> Iterator[Callable[[int, int], list[Any]]]:
 
 
 @pytest.fixture
-def lose_node(cluster: Any, gone: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+def lose_node(cluster: Any, gone: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> AddNodes:
     """Takes the node of a process of the next run away after a step, and gives the list that it is then in."""
 
     def ready(there: list[Any], name: str, after: int) -> list[Any]:
@@ -130,16 +125,14 @@ def lose_node(cluster: Any, gone: Callable[..., bool], monkeypatch: pytest.Monke
             pids[seat.name] = process.pid
             return process
 
-        def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
-            WRITE(journal, step, row)
-            if step == after and not removed:
-                removed.append(node_of(launchers[0], name, there))
-                pid = pids[name]
-                cluster.remove_node(removed[0], allow_graceful=False)
-                wait_for(lambda: gone(pid, 0.1))  # a process outlives its node by a moment
+        def lose() -> None:
+            removed.append(node_of(launchers[0], name, there))
+            pid = pids[name]
+            cluster.remove_node(removed[0], allow_graceful=False)
+            wait_for(lambda: gone(pid, 0.1))  # a process outlives its node by a moment
 
         monkeypatch.setattr(ray_workers.RayLauncher, "start", noting)
-        monkeypatch.setattr(Journal, "write", losing)
+        after_step(monkeypatch, after, lose)
         return removed
 
     return ready
@@ -226,7 +219,7 @@ def test_an_actor_answers_as_a_process_does(module: Any, tmp_path: Path, gone: C
 
 @pytest.mark.slow
 def test_rollout_workers_see_as_many_gpus_as_their_engine_needs(
-    add_nodes: Callable[..., list[Any]], module: Any, tmp_path: Path
+    add_nodes: AddNodes, module: Any, tmp_path: Path
 ) -> None:
     add_nodes(1, 4, 5)
     crew = replace(crew_of(tmp_path, 1, 2), on_gpu=True, worker_gpus=2)
@@ -271,35 +264,20 @@ def test_an_actor_that_is_stopped_while_it_imports_is_found(
 def test_what_is_lacking_is_said_before_the_start(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        pytest.raises(
-            ConfigError,
-            match=r"3 processes with 2 CPU and 0 GPU each, but .* room for 2: 4 CPU and 0 GPU on 1 node",
-        ),
-        RaySite().reserved(crew_of(tmp_path, 2, 1, cpus_per_worker=2)),
-    ):
-        pass
+    def refused(crew: Crew, match: str) -> None:
+        with pytest.raises(ConfigError, match=match), RaySite().reserved(crew):
+            pass
+
+    too_many = crew_of(tmp_path, 2, 1, cpus_per_worker=2)
+    refused(too_many, r"3 processes with 2 CPU and 0 GPU each, but .* room for 2: 4 CPU and 0 GPU on 1 node")
     monkeypatch.setattr(ray_workers, "PLACE_SECONDS", 2.0)
-    with (
-        RaySite().reserved(crew_of(tmp_path, 0, 1, cpus_per_worker=3)),
-        pytest.raises(
-            ConfigError,
-            match=r"no place for 2 processes \(trainer 0, trainer 1\) within 2 seconds: 2 CPU .* 1 CPU and 0 GPU are",
-        ),
-        RaySite().reserved(crew_of(tmp_path, 2, 0, cpus_per_worker=2)),
-    ):
-        pass
+    no_place = r"no place for 2 processes \(trainer 0, trainer 1\) within 2 seconds: 2 CPU .* 1 CPU and 0 GPU are"
+    with RaySite().reserved(crew_of(tmp_path, 0, 1, cpus_per_worker=3)):
+        refused(crew_of(tmp_path, 2, 0, cpus_per_worker=2), no_place)
     crew = Crew(("trainer 0",), (), (), ClusterConfig(backend="ray"), False, tmp_path, tmp_path, ("no/such.py:loss",))
     versions = nodes.versions_here()
     monkeypatch.setattr(nodes, "versions_here", lambda: {**versions, "torch": "1.0"})
-    with (
-        pytest.raises(
-            ConfigError,
-            match=rf"(?s)not all nodes.*: torch is {versions['torch']}.*, and 1.0 where.*node \S+: .*no/such.py",
-        ),
-        RaySite().reserved(crew),
-    ):
-        pass
+    refused(crew, rf"(?s)not all nodes.*: torch is {versions['torch']}.*, and 1.0 where.*node \S+: .*no/such.py")
 
 
 def test_why_a_cluster_cannot_be_joined_is_said_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +316,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
+def run(cluster: Any, tiny_run: BuildRl, tmp_path: Path) -> Run:
     """Trains in `tmp_path/NAME` with four lanes and returns the folder."""
 
     def train(
@@ -364,48 +342,31 @@ def lost_workers(found: Any) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "trainers", "workers"),
-    [
-        pytest.param("grpo", 1, 0, marks=pytest.mark.matrix),
-        ("grpo", 2, 2),
-        pytest.param("ppo", 2, 0, marks=pytest.mark.matrix),
-    ],
-)
-def test_ray_changes_no_bit(
-    case: str, trainers: int, workers: int, cluster: Any, run: Callable[..., Path], trace: Callable[[Path], Any]
-) -> None:
+@pytest.mark.matrix_cases("grpo-1-0", "ppo-2-0")
+@pytest.mark.parametrize(("case", "trainers", "workers"), [("grpo", 1, 0), ("grpo", 2, 2), ("ppo", 2, 0)])
+def test_ray_changes_no_bit(case: str, trainers: int, workers: int, run: Run) -> None:
     found = trace(run("ray", case, backend="ray", trainers=trainers, rollout_workers=workers))
     assert found == trace(run("inline", case))
 
 
 @pytest.mark.matrix
-def test_sft_on_ray_changes_no_bit(
-    cluster: Any, tiny_sft: Callable[..., SftConfig], trace: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_sft_on_ray_changes_no_bit(cluster: Any, tiny_sft: BuildSft, tmp_path: Path) -> None:
     def learn(name: str, *words: str) -> Any:
         words = (f"output={tmp_path}/{name}", "steps=4", "cluster.lanes=2", "cluster.threads=1", *words)
-        train_sft(tiny_sft(*words), console=Console(quiet=True))
-        return trace(tmp_path / name)
+        return trace(trained(tiny_sft(*words)))
 
     assert learn("ray", "cluster.backend=ray", "cluster.trainers=2", "cluster.sharding=optimizer") == learn("inline")
 
 
 @pytest.mark.slow
-def test_sampling_ahead_on_ray_changes_no_bit(
-    cluster: Any, run: Callable[..., Path], trace: Callable[[Path], Any]
-) -> None:
+def test_sampling_ahead_on_ray_changes_no_bit(run: Run) -> None:
     found = trace(run("ray", ahead=1, backend="ray", trainers=1, rollout_workers=2))
     assert found == trace(run("inline", ahead=1))
 
 
 @pytest.mark.slow
 def test_the_runs_of_a_sweep_share_a_cluster(
-    cluster: Any,
-    tiny_run: Callable[..., RlConfig],
-    trace: Callable[[Path], Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Any, tiny_run: BuildRl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two commands train on it at the same time, each as if it were alone."""
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
@@ -417,9 +378,7 @@ def test_the_runs_of_a_sweep_share_a_cluster(
 
 
 @pytest.mark.slow
-def test_a_killed_rollout_worker_changes_nothing(
-    cluster: Any, run: Callable[..., Path], trace: Callable[[Path], Any], killed_while_sampling: list[int]
-) -> None:
+def test_a_killed_rollout_worker_changes_nothing(run: Run, killed_while_sampling: list[int]) -> None:
     found, expected = trace(run("killed", backend="ray", rollout_workers=2)), trace(run("inline"))
     assert killed_while_sampling
     assert lost_workers(found) == 1
@@ -428,7 +387,7 @@ def test_a_killed_rollout_worker_changes_nothing(
 
 @pytest.mark.matrix
 def test_sampling_that_depends_on_timing_loses_no_prompt_with_a_worker_on_ray(
-    cluster: Any, run: Callable[..., Path], killed_while_sampling: list[int]
+    run: Run, killed_while_sampling: list[int]
 ) -> None:
     """One of two workers is killed. Every prompt of the data is trained on once, within the bound of staleness."""
     folder = run("timed", ahead=1, partial=True, backend="ray", rollout_workers=2)
@@ -446,28 +405,22 @@ def test_sampling_that_depends_on_timing_loses_no_prompt_with_a_worker_on_ray(
 def trained_prompts(folder: Path) -> list[set[str]]:
     """Of each step."""
     files = sorted((folder / "rollouts").glob("step-*.jsonl"))
-    return [{json.loads(line)["prompt_id"] for line in file.read_text().splitlines()} for file in files]
+    return [{line["prompt_id"] for line in lines_of(file)} for file in files]
 
 
 @pytest.mark.slow
 def test_trainers_of_two_nodes_one_of_which_is_lost(
-    cluster: Any,
-    add_nodes: Any,
-    run: Callable[..., Path],
-    trace: Callable[[Path], Any],
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Any, add_nodes: AddNodes, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each node has room for one trainer. The second node goes in step 4, and a third one takes its place."""
     (second,) = add_nodes(1, 4)
     third: list[Any] = []
 
-    def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
-        WRITE(journal, step, row)
-        if step == 3 and not third:
-            third.extend(add_nodes(1, 4))
-            cluster.remove_node(second, allow_graceful=False)
+    def replace_second() -> None:
+        third.extend(add_nodes(1, 4))
+        cluster.remove_node(second, allow_graceful=False)
 
-    monkeypatch.setattr(Journal, "write", losing)
+    after_step(monkeypatch, 3, replace_second)
     found = trace(run("two-nodes", steps=6, backend="ray", trainers=2, cpus_per_worker=3))
     assert third
     assert found == trace(run("inline", steps=6))
@@ -475,11 +428,7 @@ def test_trainers_of_two_nodes_one_of_which_is_lost(
 
 @pytest.mark.matrix
 def test_a_lost_node_leaves_a_smaller_pool(
-    add_nodes: Any,
-    lose_node: Callable[..., list[Any]],
-    run: Callable[..., Path],
-    trace: Callable[[Path], Any],
-    monkeypatch: pytest.MonkeyPatch,
+    add_nodes: AddNodes, lose_node: AddNodes, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trainer and two rollout workers on three nodes. One node with a worker is lost, and nothing takes its place."""
     monkeypatch.setattr(ray_workers, "PLACE_SECONDS", 10.0)
@@ -491,22 +440,10 @@ def test_a_lost_node_leaves_a_smaller_pool(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lost", "spare"),
-    [
-        pytest.param("trainer 0", 1, marks=pytest.mark.matrix),
-        ("rollout worker 0", 1),
-        pytest.param("trainer 0", 0, marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.matrix_cases("trainer 0-*")
+@pytest.mark.parametrize(("lost", "spare"), [("trainer 0", 1), ("rollout worker 0", 1), ("trainer 0", 0)])
 def test_a_run_goes_on_without_any_node_while_there_are_places(
-    lost: str,
-    spare: int,
-    add_nodes: Any,
-    lose_node: Callable[..., list[Any]],
-    run: Callable[..., Path],
-    trace: Callable[[Path], Any],
-    monkeypatch: pytest.MonkeyPatch,
+    lost: str, spare: int, add_nodes: AddNodes, lose_node: AddNodes, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trainer and a rollout worker have a node each, one of which goes in the middle of a run that samples ahead."""
     lose_node(add_nodes(2 + spare, 5), lost, after=3)
@@ -524,7 +461,7 @@ def test_a_run_goes_on_without_any_node_while_there_are_places(
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_node", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_a_trainer_lost_between_two_requests_is_named_and_not_who_reads_its_weights(
-    whole_node: bool, cluster: Any, add_nodes: Any, module: Any, tmp_path: Path
+    whole_node: bool, cluster: Any, add_nodes: AddNodes, module: Any, tmp_path: Path
 ) -> None:
     """It has answered that its weights are written, and they go with its node, or it ends before it hands them over."""
     there = add_nodes(2, 5)
@@ -548,9 +485,7 @@ def test_a_trainer_lost_between_two_requests_is_named_and_not_who_reads_its_weig
 
 
 @pytest.mark.slow
-def test_a_killed_controller_leaves_nothing(
-    tiny_run: Callable[..., RlConfig], run_file: Any, tmp_path: Path, gone: Callable[..., bool]
-) -> None:
+def test_a_killed_controller_leaves_nothing(tiny_run: BuildRl, tmp_path: Path, gone: Callable[..., bool]) -> None:
     """A cluster that the command has started itself ends with it, actors and all."""
     config = tiny_run(steps=10_000, cluster={"backend": "ray", "rollout_workers": 1, "cpus_per_worker": 0.5})
     command = [sys.executable, "-m", "burnish", "rl", run_file(config)]

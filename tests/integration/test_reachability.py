@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 from real_steps import sampled_step, with_algorithm
 from rich.console import Console
+from runs import BuildRl, fitted
 
 from burnish.algorithms.advantages import ESTIMATORS
 from burnish.algorithms.aggregation import AGGREGATIONS
@@ -25,19 +27,22 @@ from burnish.algorithms.kl import KL_ESTIMATORS
 from burnish.algorithms.policy_losses.table import POLICY_LOSSES
 from burnish.config.names import TURN_ESTIMATORS
 from burnish.config.presets import PRESETS
-from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig
-from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.config.schema import AlgorithmConfig, CriticConfig
+from burnish.models.critic import SeparateCritic
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Critic
 from burnish.observability.metrics import MetricStore, Stopwatch
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.loop import RlRun, steer_kl
 from burnish.trainers.rl.setup.critic import critic_settings
 from burnish.types import Rollout, Turn
 
+Step = tuple[RlRun, Collected]
+
 CRITICS = ("separate", "shared")
-WITH_CRITIC = [name for name, row in ESTIMATORS.items() if row.needs_values]
-CRITIC_FREE = [name for name, row in ESTIMATORS.items() if not row.needs_values]
+CREDIT = [(critic, name) for name, row in ESTIMATORS.items() for critic in (CRITICS if row.needs_values else ("none",))]
+"""Kinds of critics with the estimators that take them."""
 KL_MODES = ("none", "reward", "loss")
 NEGATIVE = {("maxrl", "reward")}
 """Not together: a KL makes rewards negative."""
@@ -49,15 +54,9 @@ OPTIONS: list[dict[str, object]] = [
     {"advantage_clip": 0.5},
     {"entropy_coef": 0.01},
     {"mask_truncated": True},
-    {"mismatch_correction": "token_truncate"},
-    {"mismatch_correction": "token_mask"},
-    {"mismatch_correction": "sequence_truncate"},
-    {"mismatch_correction": "sequence_mask"},
-    {"mismatch_correction": "turn_truncate"},
-    {"mismatch_correction": "turn_mask"},
+    *({"mismatch_correction": f"{of}_{how}"} for of in ("token", "sequence", "turn") for how in ("truncate", "mask")),
+    *({"mismatch_correction": f"sequence_mask_{how}"} for how in ("mean", "max")),
     {"top_entropy": 0.2},
-    {"mismatch_correction": "sequence_mask_mean"},
-    {"mismatch_correction": "sequence_mask_max"},
     {"mismatch_correction": "sequence_off_policy", "mismatch_delta": 0.1},
     {"discount": "turn", "gamma": 0.9},
 ]
@@ -70,30 +69,33 @@ WITH_TURNS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def sampled(
-    tiny_model: Path, tiny_task: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[RlRun, Collected]]:
+def sampled(tiny_model: Path, tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Step]:
     """One run with everything that any algorithm may ask for (reference, greedy responses), and one step's rollouts."""
     rollout = {"prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 4}
-    optimization = {"learning_rate": 1e-3, "epochs": 2}
+    fields = {"rollout": rollout, "optimization": {"learning_rate": 1e-3, "epochs": 2}}
     output = tmp_path_factory.mktemp("reach") / "run"
-    with sampled_step(
-        tiny_model, tiny_task, output, needs_greedy=True, rollout=rollout, optimization=optimization
-    ) as step:
+    with sampled_step(tiny_model, tiny_task, output, needs_greedy=True, **fields) as step:
         yield step
 
 
-@pytest.fixture(scope="module", params=CRITICS)
-def with_critic(request: pytest.FixtureRequest, sampled: tuple[RlRun, Collected]) -> tuple[RlRun, Collected]:
-    """The same run and rollouts with a critic of each kind."""
+@pytest.fixture(scope="module")
+def stepping(sampled: Step) -> Callable[[str], Step]:
+    """The same run and rollouts, with a critic of this kind or with none."""
     run, collected = sampled
-    config = run.config.model_copy(update={"critic": CriticConfig(kind=request.param, learning_rate=1e-3)})
-    settings = critic_settings(config)
-    assert isinstance(run.policy, LocalPolicy)
-    policy = LocalPolicy(run.policy.loaded, run.policy.settings)
-    separate = request.param == "separate"
-    critic: Critic = SeparateCritic.copy_of(policy.loaded, settings) if separate else policy.add_value_head(settings)
-    return dataclasses.replace(run, config=config, policy=policy, critic=critic), collected
+
+    @cache
+    def with_critic(kind: str) -> Step:
+        if kind == "none":
+            return sampled
+        config = run.config.model_copy(update={"critic": CriticConfig(kind=kind, learning_rate=1e-3)})  # type: ignore[arg-type]
+        settings = critic_settings(config)
+        assert isinstance(run.policy, LocalPolicy)
+        policy = LocalPolicy(run.policy.loaded, run.policy.settings)
+        shared = policy.add_value_head(settings) if kind == "shared" else None
+        critic: Critic = shared or SeparateCritic.copy_of(policy.loaded, settings)
+        return dataclasses.replace(run, config=config, policy=policy, critic=critic), collected
+
+    return with_critic
 
 
 def in_turns(rollout: Rollout) -> Rollout:
@@ -107,7 +109,7 @@ def in_turns(rollout: Rollout) -> Rollout:
 
 
 @pytest.fixture(scope="module")
-def conversing(sampled: tuple[RlRun, Collected]) -> tuple[RlRun, Collected]:
+def conversing(sampled: Step) -> Step:
     """The same run and rollouts, as conversations."""
     run, collected = sampled
     groups = tuple(
@@ -117,10 +119,12 @@ def conversing(sampled: tuple[RlRun, Collected]) -> tuple[RlRun, Collected]:
     return run, dataclasses.replace(collected, groups=groups, sampled=groups)
 
 
-def step_changes_weights(run: RlRun, collected: Collected, algorithm: AlgorithmConfig) -> dict[str, float]:
+def step_changes_weights(run: RlRun, collected: Collected, algorithm: AlgorithmConfig) -> None:
+    """Also those of the value head, where there is a critic."""
     one = with_algorithm(run, algorithm)
-    model = run.policy.model  # type: ignore[attr-defined]
-    before = [p.detach().clone() for p in model.parameters()]
+    model, critic = run.policy.model, run.critic  # type: ignore[attr-defined]
+    head = [] if critic is None else list(critic.head.parameters())  # type: ignore[attr-defined]
+    before, head_before = ([p.detach().clone() for p in weights] for weights in (model.parameters(), head))
     metrics = MetricStore()
     batch = one.prepare(collected, Stopwatch(), metrics)
     assert batch is not None
@@ -132,14 +136,14 @@ def step_changes_weights(run: RlRun, collected: Collected, algorithm: AlgorithmC
     with torch.no_grad():
         for parameter, old in zip(model.parameters(), before, strict=True):
             parameter.copy_(old)
-    assert batch is not None
     assert batch.advantages is not None
     assert bool(torch.isfinite(batch.advantages).all())
     assert all(math.isfinite(value) for value in row.values()), row
-    assert row["policy/grad_norm"] > 0
     assert moved
-    assert row["policy/optimizer_steps"] == 2
-    return row
+    assert all(not torch.equal(old, new) for old, new in zip(head_before, head, strict=True))
+    for learner in ("policy", "critic") if head else ("policy",):
+        assert row[f"{learner}/grad_norm"] > 0
+        assert row[f"{learner}/optimizer_steps"] == 2
 
 
 def algorithm_of(estimator: str, loss: str, aggregation: str, kl_in: str, **fields: object) -> AlgorithmConfig:
@@ -170,106 +174,67 @@ def test_any_two_choices_meet_in_some_case() -> None:
         assert met == set(itertools.product(choices[first], choices[second])) - NEGATIVE
 
 
-@pytest.mark.parametrize("estimator", CRITIC_FREE)
-@pytest.mark.parametrize("loss", list(POLICY_LOSSES))
+every_credit = pytest.mark.parametrize(("critic", "estimator"), CREDIT)
+every_loss = pytest.mark.parametrize("loss", POLICY_LOSSES)
+every_critic = pytest.mark.parametrize("critic", ["none", *CRITICS])
+
+
+@every_credit
+@every_loss
 def test_every_estimator_makes_a_real_step_with_every_loss(
-    sampled: tuple[RlRun, Collected], estimator: str, loss: str
+    stepping: Callable[[str], Step], critic: str, estimator: str, loss: str
 ) -> None:
-    step_changes_weights(*sampled, algorithm_of(estimator, loss, *paired(estimator, loss)))
+    algorithm = algorithm_of(estimator, loss, *paired(estimator, loss), whiten_advantages=critic != "none")
+    step_changes_weights(*stepping(critic), algorithm)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("estimator", CRITIC_FREE)
-@pytest.mark.parametrize("loss", list(POLICY_LOSSES))
-def test_every_combination_makes_a_real_step(sampled: tuple[RlRun, Collected], estimator: str, loss: str) -> None:
+@every_credit
+@every_loss
+def test_every_combination_makes_a_real_step(
+    stepping: Callable[[str], Step], critic: str, estimator: str, loss: str
+) -> None:
     for aggregation, kl_in in itertools.product(AGGREGATIONS, KL_MODES):
-        if (estimator, kl_in) in NEGATIVE:
-            continue
-        step_changes_weights(*sampled, algorithm_of(estimator, loss, aggregation, kl_in))
+        if (estimator, kl_in) not in NEGATIVE:
+            algorithm = algorithm_of(estimator, loss, aggregation, kl_in, whiten_advantages=critic != "none")
+            step_changes_weights(*stepping(critic), algorithm)
 
 
 @pytest.mark.parametrize(
     "number", range(len(WITH_TURNS)), ids=lambda number: "-".join(map(str, WITH_TURNS[number].values()))
 )
-def test_conversations_make_a_real_step(conversing: tuple[RlRun, Collected], number: int) -> None:
+def test_conversations_make_a_real_step(conversing: Step, number: int) -> None:
     fields = {"estimator": "grpo", "loss": "ppo_clip"} | WITH_TURNS[number]
     aggregation = AGGREGATION_NAMES[number % len(AGGREGATION_NAMES)]
     step_changes_weights(*conversing, algorithm_of(aggregation=aggregation, kl_in=KL_MODES[number % 3], **fields))
 
 
-def critic_steps(run: RlRun, collected: Collected, algorithm: AlgorithmConfig) -> None:
-    """Make a step, in which the value head has to move too."""
-    critic: SeparateCritic | SharedCritic = run.critic  # type: ignore[assignment]
-    before = [parameter.detach().clone() for parameter in critic.head.parameters()]
-    row = step_changes_weights(run, collected, algorithm)
-    assert all(not torch.equal(old, new) for old, new in zip(before, critic.head.parameters(), strict=True))
-    assert row["critic/grad_norm"] > 0
-    assert row["critic/optimizer_steps"] == 2
-
-
-@pytest.mark.parametrize("estimator", WITH_CRITIC)
-@pytest.mark.parametrize("loss", list(POLICY_LOSSES))
-def test_every_loss_with_a_critic_makes_a_real_step(
-    with_critic: tuple[RlRun, Collected], estimator: str, loss: str
-) -> None:
-    critic_steps(*with_critic, algorithm_of(estimator, loss, *paired(estimator, loss), whiten_advantages=True))
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("estimator", WITH_CRITIC)
-@pytest.mark.parametrize("loss", list(POLICY_LOSSES))
-def test_every_combination_with_a_critic_makes_a_real_step(
-    with_critic: tuple[RlRun, Collected], estimator: str, loss: str
-) -> None:
-    for aggregation, kl_in in itertools.product(AGGREGATIONS, KL_MODES):
-        critic_steps(*with_critic, algorithm_of(estimator, loss, aggregation, kl_in, whiten_advantages=True))
-
-
-@pytest.mark.parametrize("kl_estimator", list(KL_ESTIMATORS))
+@every_critic
+@pytest.mark.parametrize("kl_estimator", KL_ESTIMATORS)
 @pytest.mark.parametrize("kl_in", ["reward", "loss"])
 def test_every_kl_estimator_works_in_both_places(
-    sampled: tuple[RlRun, Collected], kl_estimator: str, kl_in: str
+    stepping: Callable[[str], Step], critic: str, kl_estimator: str, kl_in: str
 ) -> None:
-    algorithm = AlgorithmConfig(kl_in=kl_in, kl_coef=0.1, kl_estimator=kl_estimator, kl_target=1.0)
-    step_changes_weights(*sampled, algorithm)
+    kl = {"kl_in": kl_in, "kl_coef": 0.1, "kl_estimator": kl_estimator, "kl_target": 1.0}
+    own = {} if critic == "none" else {"estimator": "gae", "whiten_advantages": True}
+    step_changes_weights(*stepping(critic), AlgorithmConfig(**kl, **own))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kl_estimator", list(KL_ESTIMATORS))
-@pytest.mark.parametrize("kl_in", ["reward", "loss"])
-def test_every_kl_estimator_works_in_both_places_with_a_critic(
-    with_critic: tuple[RlRun, Collected], kl_estimator: str, kl_in: str
-) -> None:
-    algorithm = AlgorithmConfig(
-        estimator="gae", kl_in=kl_in, kl_coef=0.1, kl_estimator=kl_estimator, kl_target=1.0, whiten_advantages=True
-    )
-    assert step_changes_weights(*with_critic, algorithm)["critic/grad_norm"] > 0
-
-
+@every_critic
 @pytest.mark.parametrize(
     "options", OPTIONS, ids=lambda options: "-".join(str(part) for item in options.items() for part in item)
 )
-def test_every_option_makes_a_real_step(sampled: tuple[RlRun, Collected], options: dict[str, object]) -> None:
-    step_changes_weights(*sampled, AlgorithmConfig(**options))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "options", OPTIONS, ids=lambda options: "-".join(str(part) for item in options.items() for part in item)
-)
-def test_every_option_makes_a_real_step_with_a_critic(
-    with_critic: tuple[RlRun, Collected], options: dict[str, object]
+def test_every_option_makes_a_real_step(
+    stepping: Callable[[str], Step], critic: str, options: dict[str, object]
 ) -> None:
-    algorithm = AlgorithmConfig(estimator="gae", **options)  # type: ignore[arg-type]
-    assert step_changes_weights(*with_critic, algorithm)["critic/grad_norm"] > 0
+    own = {} if critic == "none" else {"estimator": "gae"}
+    step_changes_weights(*stepping(critic), AlgorithmConfig(**own, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", list(PRESETS))
-def test_every_preset_trains_from_a_run_file(
-    tiny_run: Callable[..., RlConfig], for_the_task: Callable[[str], tuple[str, ...]], preset: str
-) -> None:
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_trains_from_a_run_file(tiny_run: BuildRl, preset: str) -> None:
     """The whole path, run file to checkpoint, for two steps."""
-    from burnish.trainers.cluster import train_rl
-
-    result = train_rl(tiny_run(*for_the_task(preset), algorithm=preset, steps=2), console=Console(quiet=True))
+    result = train_rl(tiny_run(*fitted(preset), algorithm=preset, steps=2), console=Console(quiet=True))
     assert result.step == 2
     assert (result.weights / "model.safetensors").is_file()

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 import burnish
 
@@ -92,21 +91,6 @@ def test_every_claim_names_something_to_run_that_exists() -> None:
 def code_with(words: str) -> str:
     (code,) = [code for language, code in BLOCK.findall(ENGLISH) if language == "python" and words in code]
     return str(code)
-
-
-def test_the_losses() -> None:
-    """Ratio 1 and a reference equal to the policy: the loss is minus the mean advantage, -(3 * 1 - 1) / 4."""
-    logprobs_BT = torch.full((2, 3), -1.0, requires_grad=True)
-    given = {
-        "logprobs_BT": logprobs_BT,
-        "old_logprobs_BT": torch.full((2, 3), -1.0),
-        "ref_logprobs_BT": torch.full((2, 3), -1.0),
-        "advantages_BT": torch.tensor([[1.0, 1.0, 1.0], [-1.0, 0.0, 0.0]]),
-        "mask_BT": torch.tensor([[True, True, True], [True, False, False]]),
-    }
-    exec(code_with("losses.ppo_clip"), given)
-    assert logprobs_BT.grad is not None
-    assert logprobs_BT.grad.tolist() == [[-0.25, -0.25, -0.25], [0.25, 0.0, 0.0]]
 
 
 def test_the_reward() -> None:

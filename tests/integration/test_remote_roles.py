@@ -7,11 +7,13 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import BuildRl, after_step, trace
 
 from burnish.config.schema import RlConfig
 from burnish.distributed.fork_server import ForkServer
@@ -22,17 +24,18 @@ from burnish.distributed.server import buckets
 from burnish.models.policy import LocalPolicy
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
-from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.rollouts.engine import Sampling
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import restore, run_loop
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup.parts import open_rl_run
 from burnish.trainers.rl.setup.remote_roles import engine_role, trained_roles
-from burnish.trainers.telemetry.journal import Journal
 from burnish.types import Metric, Rollout, RolloutRequest
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 120.0
-WRITE = Journal.write
+OpenRun = Callable[..., AbstractContextManager[RlRun]]
 
 GRPO: dict[str, Any] = {
     "algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05},
@@ -56,16 +59,8 @@ class RemoteEngine:
         self._role = role
         self._metrics = MetricStore()
 
-    def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
-    ) -> list[Rollout]:
-        rollouts, metrics = self._role.generate(list(requests), sampling, seed=seed, step=step)
+    def generate(self, requests: Sequence[RolloutRequest], sampling: Sampling, **call: Any) -> list[Rollout]:
+        rollouts, metrics = self._role.generate(list(requests), sampling, seed=call["seed"], step=call["step"])
         self._metrics.merge(metrics)
         return rollouts
 
@@ -94,9 +89,7 @@ def move_roles(run: RlRun, trainer: RoleProcess, sampler: RoleProcess) -> None:
 
 
 @pytest.fixture
-def remote(
-    tiny_run: Callable[..., RlConfig], tmp_path: Path, fork_server: ForkServer
-) -> Callable[..., AbstractContextManager[RlRun]]:
+def remote(tiny_run: BuildRl, tmp_path: Path, fork_server: ForkServer) -> OpenRun:
     """Opens a run in `tmp_path/remote` whose roles are in two processes."""
 
     @contextmanager
@@ -121,21 +114,16 @@ def train_here(config: RlConfig) -> None:
         run_loop(run, StopRequest())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
         pytest.param(GRPO, id="grpo"),
-        pytest.param(PPO, id="ppo", marks=pytest.mark.slow),
-        pytest.param(SHARED, id="ppo with a shared backbone", marks=[pytest.mark.slow, pytest.mark.matrix]),
+        pytest.param(PPO, id="ppo"),
+        pytest.param(SHARED, id="ppo with a shared backbone", marks=pytest.mark.matrix),
     ],
 )
 def test_models_and_engine_in_other_processes_change_no_bit(
-    fields: dict[str, Any],
-    tiny_run: Callable[..., RlConfig],
-    remote: Callable[..., AbstractContextManager[RlRun]],
-    trace: Callable[[Path], Any],
-    tmp_path: Path,
+    fields: dict[str, Any], tiny_run: BuildRl, remote: OpenRun, tmp_path: Path
 ) -> None:
     train_here(tiny_run(f"output={tmp_path}/local", **fields))
     with remote(fields) as run:
@@ -143,24 +131,8 @@ def test_models_and_engine_in_other_processes_change_no_bit(
     assert trace(tmp_path / "remote") == trace(tmp_path / "local")
 
 
-def killing(pid: int, when: int) -> Callable[[Journal, int, dict[str, float]], None]:
-    """`Journal.write` that kills a process after the line of step `when`."""
-
-    def write(journal: Journal, step: int, row: dict[str, float]) -> None:
-        WRITE(journal, step, row)
-        if step == when:
-            os.kill(pid, signal.SIGKILL)
-
-    return write
-
-
-@pytest.mark.slow
 def test_a_lost_process_ends_the_run_which_resumes_to_the_same_bits(
-    tiny_run: Callable[..., RlConfig],
-    remote: Callable[..., AbstractContextManager[RlRun]],
-    trace: Callable[[Path], Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_run: BuildRl, remote: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First the engine's process is killed, after which the last finished step is saved, then that of the policy."""
     train_here(tiny_run(f"output={tmp_path}/local", **GRPO))
@@ -168,7 +140,7 @@ def test_a_lost_process_ends_the_run_which_resumes_to_the_same_bits(
         with remote(GRPO) as run:
             role = run.supply.collector.engine._role if name == "engine" else run.policy.role  # type: ignore[attr-defined]
             with monkeypatch.context() as patch:
-                patch.setattr(Journal, "write", killing(role.process.pid, when))
+                after_step(patch, when, partial(os.kill, role.process.pid, signal.SIGKILL))
                 with pytest.raises(RoleLostError, match="killed by SIGKILL"):
                     run_loop(run, StopRequest())
         assert max((tmp_path / "remote" / "checkpoints").glob("step-??????")).name == f"step-{saved:06d}"

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import trained
+from runs import BuildRl, Run, lines_of, trained, write_lines
 
 from burnish.api.run import run_config
 from burnish.cli import main
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError, DataError
 from burnish.observability.recorder import read_rollouts
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.replay import Replayed, open_replay
 from burnish.trainers.replay_result import differ, summary_of
 
-QUIET = Console(quiet=True)
+pytestmark = pytest.mark.slow_cases("*")
+
 RUNS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"preset": "grpo", "kl_in": "none", "dynamic_sampling": True, "overlong_buffer": 0.5}},
     "remax": {"algorithm": {"preset": "remax", "kl_in": "none"}},
@@ -33,21 +32,20 @@ RUNS: dict[str, dict[str, Any]] = {
 def replayed(folder: Path, *overrides: str, step: int = 2, **given: Any) -> list[Replayed]:
     config = run_config(folder, overrides).config
     assert isinstance(config, RlConfig)
-    with open_replay(config, QUIET, **given) as replayer:
+    with open_replay(config, Console(quiet=True), **given) as replayer:
         return replayer.replay(folder / "rollouts" / f"step-{step:06d}.jsonl")
 
 
 @pytest.fixture
-def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
+def run(tiny_run: BuildRl, tmp_path: Path) -> Run:
     def train(name: str, **fields: Any) -> Path:
         return trained(tiny_run(f"output={tmp_path / name}", steps=2, **(RUNS[name] | fields)))
 
     return train
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_a_replay_of_the_run_itself_changes_nothing(run: Callable[..., Path], name: str) -> None:
+def test_a_replay_of_the_run_itself_changes_nothing(run: Run, name: str) -> None:
     folder = run(name)
     lines = [line for line in read_rollouts(folder / "rollouts" / "step-000002.jsonl") if not line["greedy"]]
     rows = replayed(folder)
@@ -60,10 +58,7 @@ def test_a_replay_of_the_run_itself_changes_nothing(run: Callable[..., Path], na
     assert [row.after for row in rows] == [row.after for row in replayed(folder, keep_scores=True)]
 
 
-@pytest.mark.slow
-def test_a_replay_of_domains_changes_nothing(
-    tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path
-) -> None:
+def test_a_replay_of_domains_changes_nothing(tiny_run: BuildRl, tiny_task: Path, tmp_path: Path) -> None:
     train = str(tiny_task / "train.jsonl")
     digits = {"name": f"{tiny_task / 'reward.py'}:digits", "label": "digits", "domains": ["sums", "more"]}
     config = tiny_run(
@@ -77,14 +72,13 @@ def test_a_replay_of_domains_changes_nothing(
         },
         rollout={"prompts_per_step": 6, "group_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 4},
     )
-    train_rl(config, console=QUIET)
+    trained(config)
     rows = replayed(tmp_path / "run")
     assert {row.domain for row in rows} == {"sums", "more", "brief"}
     assert summary_of(rows).advantages_changed == 0
 
 
-@pytest.mark.slow
-def test_other_rewards_score_the_same_responses(run: Callable[..., Path], tmp_path: Path) -> None:
+def test_other_rewards_score_the_same_responses(run: Run, tmp_path: Path) -> None:
     folder = run("rloo", algorithm={"preset": "rloo", "kl_in": "none"})
     (tmp_path / "other.py").write_text("def longer(response, answer):\n    return len(response) + len(answer) / 10\n")
     rows = replayed(folder, f"rewards={tmp_path / 'other.py'}:longer")
@@ -98,8 +92,7 @@ def test_other_rewards_score_the_same_responses(run: Callable[..., Path], tmp_pa
     assert [row.after.advantage for row in first] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.slow
-def test_a_preset_takes_the_place_of_the_runs_own(run: Callable[..., Path]) -> None:
+def test_a_preset_takes_the_place_of_the_runs_own(run: Run) -> None:
     folder = run("grpo", algorithm={"preset": "grpo", "kl_in": "none"})
     config = run_config(folder, ["algorithm.preset=rloo"]).config
     assert all(run_config(folder, [word]).config == config for word in ("algorithm=rloo", "algorithm={preset: rloo}"))
@@ -116,9 +109,8 @@ def test_a_preset_takes_the_place_of_the_runs_own(run: Callable[..., Path]) -> N
     assert [row.after.advantage for row in rows] == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.slow
 def test_a_command_writes_what_it_found(
-    run: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     folder = run("rloo", algorithm={"preset": "rloo", "kl_in": "none"})
@@ -130,15 +122,14 @@ def test_a_command_writes_what_it_found(
     assert "correlation of advantages" in said
     assert sorted(path.name for path in folder.iterdir()) == sorted([*before, "replay"])
     written = folder / "replay" / "001"
-    rows = [json.loads(line) for line in (written / "changes.jsonl").read_text().splitlines()]
+    rows = lines_of(written / "changes.jsonl")
     assert len(rows) == 32
     assert all(row["after"]["reward"] == pytest.approx(3 * row["before"]["reward"]) for row in rows)
     assert json.loads((written / "summary.json").read_text())["responses"] == 32
     assert "weight: 3.0" in (written / "config.yaml").read_text()
 
 
-@pytest.mark.slow
-def test_what_was_not_recorded_cannot_be_credited(run: Callable[..., Path]) -> None:
+def test_what_was_not_recorded_cannot_be_credited(run: Run) -> None:
     folder = run("rloo", algorithm={"preset": "rloo", "kl_in": "none"})
     with pytest.raises(ConfigError, match="needs token_values, which this step did not record"):
         replayed(folder, "algorithm.estimator=gae")
@@ -146,8 +137,7 @@ def test_what_was_not_recorded_cannot_be_credited(run: Callable[..., Path]) -> N
         replayed(folder, "algorithm.kl_in=reward", "algorithm.kl_coef=0.1")
 
 
-@pytest.mark.slow
-def test_a_teacher_may_weigh_more_and_be_no_other(run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_teacher_may_weigh_more_and_be_no_other(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run("sdft", rewards=[])
     own, heavier = replayed(folder), replayed(folder, "teacher.weight=1.4")
     assert [row.after.advantage for row in heavier] == pytest.approx([2 * (row.after.advantage or 0) for row in own])
@@ -155,13 +145,12 @@ def test_a_teacher_may_weigh_more_and_be_no_other(run: Callable[..., Path], caps
     assert "teacher is not the teacher that the run was recorded with" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_other_data_is_refused(run: Callable[..., Path], tiny_task: Path, tmp_path: Path) -> None:
+def test_other_data_is_refused(run: Run, tiny_task: Path, tmp_path: Path) -> None:
     folder = run("rloo", algorithm={"preset": "rloo", "kl_in": "none"})
-    rows = [json.loads(line) for line in (tiny_task / "train.jsonl").read_text().splitlines()]
+    rows = lines_of(tiny_task / "train.jsonl")
     for row in rows:
         row["answer"] = "00"
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "train.jsonl", rows)
     with pytest.raises(DataError, match="is another one in the training data"):
         replayed(folder, f"data.train={tmp_path / 'train.jsonl'}")
     (tmp_path / "train.jsonl").write_text(json.dumps(rows[0]) + "\n")
@@ -169,16 +158,11 @@ def test_other_data_is_refused(run: Callable[..., Path], tiny_task: Path, tmp_pa
         replayed(folder, f"data.train={tmp_path / 'train.jsonl'}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_a_replay_that_cannot_be(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(run("grpo"))
+    for words, message in (
         (["--step", "9"], "has no recorded rollouts of step 9"),
         (["rewards=none"], "there is no built-in reward 'none'"),
-    ],
-)
-def test_a_replay_that_cannot_be(
-    run: Callable[..., Path], capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert main(["replay", str(run("grpo")), *words]) == 2
-    assert message in capsys.readouterr().err
+    ):
+        assert main(["replay", folder, *words]) == 2
+        assert message in capsys.readouterr().err

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import rows_of, trained
+from runs import BuildRl, rows_of, trained
 
 from burnish.api.run import run_config
 from burnish.cli import main
 from burnish.config.schema import RlConfig
 from burnish.errors import CheckpointError
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.replay import open_replay
 from burnish.trainers.replay_gradients import (
     ReplayedGradient,
@@ -56,10 +54,10 @@ def gradients(folder: Path, step: int, **variants: str) -> list[ReplayedGradient
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_settings_of_a_run_give_its_own_gradient(tiny_run: Callable[..., RlConfig], name: str) -> None:
+def test_the_settings_of_a_run_give_its_own_gradient(tiny_run: BuildRl, name: str) -> None:
     models = {"ppo": {"critic": {}}, "opd": {"teacher": TEACHER}}.get(name, {})
     config = tiny_run(steps=3, algorithm=ALGORITHMS[name], **ONCE, **models)
-    train_rl(config, console=QUIET)
+    trained(config)
     logged = {int(row["step"]): row for row in rows_of(config.output)}
     for step in (1, 3):
         (found,) = gradients(Path(config.output), step)
@@ -76,15 +74,15 @@ def test_the_settings_of_a_run_give_its_own_gradient(tiny_run: Callable[..., RlC
 
 
 @pytest.mark.slow
-def test_lanes_give_the_same_bits_too(tiny_run: Callable[..., RlConfig]) -> None:
+def test_lanes_give_the_same_bits_too(tiny_run: BuildRl) -> None:
     config = tiny_run("cluster.lanes=2", steps=2, **ONCE)
-    train_rl(config, console=QUIET)
+    trained(config)
     (found,) = gradients(Path(config.output), 2)
     assert found.norm == rows_of(config.output)[-1]["policy/grad_norm"]
 
 
 @pytest.fixture
-def folder(tiny_run: Callable[..., RlConfig]) -> Path:
+def folder(tiny_run: BuildRl) -> Path:
     """A run of dr_grpo with checkpoints of steps 2 and 3."""
     checkpoint = {"every_steps": 1, "keep": 2}
     config = tiny_run(steps=3, algorithm="dr_grpo", **(ONCE | {"checkpoint": checkpoint}))

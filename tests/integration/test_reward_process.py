@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import trained
+from runs import BuildRl, Run, after_step, trace, trained
 
-from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.distributed.processes import RoleProcess
 from burnish.models.reward_model import Readout, new_reward_model
-from burnish.trainers.telemetry.journal import Journal
 
 pytestmark = pytest.mark.slow
 
-WRITE = Journal.write
 OWN = "cluster.own_process=reward_model"
 
 
 @pytest.fixture
-def run(tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., Path]:
+def run(tiny_run: BuildRl, tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Run:
     """Trains with GRPO on two reward models, which know nothing, and a function, in `tmp_path/NAME`; returns it."""
     folders = [tmp_path / f"rm-{seed}" for seed in (1, 2)]
     for seed, folder in enumerate(folders, 1):
@@ -51,11 +47,10 @@ def run(tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tm
     return train
 
 
-@pytest.mark.parametrize(
-    ("workers", "staleness"), [*(pytest.param(workers, 0, marks=pytest.mark.matrix) for workers in (0, 1)), (1, 1)]
-)
+@pytest.mark.matrix_cases("*-0")
+@pytest.mark.parametrize(("workers", "staleness"), [(0, 0), (1, 0), (1, 1)])
 def test_their_scores_are_those_of_the_inline_run(
-    workers: int, staleness: int, run: Callable[..., Path], trace: Callable[[Path], Any], started: list[RoleProcess]
+    workers: int, staleness: int, run: Run, started: list[RoleProcess]
 ) -> None:
     """Metrics, evaluations, rollouts with each score, weights. Going on in one process changes nothing either."""
     ahead = f"max_staleness={staleness}"
@@ -70,23 +65,17 @@ def test_their_scores_are_those_of_the_inline_run(
 
 @pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_a_lost_process_costs_time_only(
-    staleness: int,
-    run: Callable[..., Path],
-    trace: Callable[[Path], Any],
-    started: list[RoleProcess],
-    monkeypatch: pytest.MonkeyPatch,
+    staleness: int, run: Run, started: list[RoleProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed after step 1 and started again; no other process is."""
 
-    def hitting(journal: Journal, step: int, row: dict[str, float]) -> None:
-        WRITE(journal, step, row)
-        judges = [process for process in started if process.name == "reward model"]
-        if step == 1 and len(judges) == 1:
-            os.kill(judges[0].pid, signal.SIGKILL)
+    def hit() -> None:
+        (judge,) = (process for process in started if process.name == "reward model")
+        os.kill(judge.pid, signal.SIGKILL)
 
     ahead = f"max_staleness={staleness}"
     expected = trace(run("one", ahead))
-    monkeypatch.setattr(Journal, "write", hitting)
+    after_step(monkeypatch, 1, hit)
     assert trace(run("hit", ahead, OWN, rollout_workers=1)) == expected
     names = [process.name for process in started]
     assert (names.count("reward model"), names.count("rollout worker 0")) == (2, 1)

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from runs import ctrl_c_in_step, lines_of
+from runs import Run, ctrl_c_in_step, lines_of, trace, write_lines
 from tiny_models import save_llama
 
 from burnish.cli import main
@@ -144,7 +144,7 @@ def swaps(request: pytest.FixtureRequest, sandbox_holds: None, prepared: Path, t
 
 def written_rows(folder: Path, prepared: Path) -> tuple[dict[str, Path], dict[str, list[dict[str, Any]]]]:
     file = folder / "problems.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in WORD_PROBLEMS))
+    write_lines(file, WORD_PROBLEMS)
     template = "{prompt} {call}"
     tasks = {split: [{"path": str(prepared / f"mbpp_{name}.jsonl"), "prompt_template": template}]
              for split, name in (("train", "train"), ("eval", "test"))}  # fmt: skip
@@ -199,7 +199,7 @@ def test_plan_says_what_the_page_says(
 
 
 @pytest.fixture
-def run(swaps: list[str], tmp_path: Path) -> Callable[[str], Path]:
+def run(swaps: list[str], tmp_path: Path) -> Run:
     """Two steps in `tmp_path/NAME`, where every group is trained on: a random model solves nothing."""
     small = [
         "steps=2", "optimization.warmup_steps=0", "rollout.prompts_per_step=8", "rollout.group_size=2",
@@ -215,7 +215,7 @@ def run(swaps: list[str], tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.slow
-def test_each_domain_is_scored_by_its_own_reward(run: Callable[[str], Path]) -> None:
+def test_each_domain_is_scored_by_its_own_reward(run: Run) -> None:
     folder = run("run")
     rollouts = [line for file in sorted(folder.glob("rollouts/step-*.jsonl")) for line in lines_of(file)]
     assert len(rollouts) == 2 * 8 * 2
@@ -236,7 +236,7 @@ def test_each_domain_is_scored_by_its_own_reward(run: Callable[[str], Path]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("swaps", ["written", pytest.param("real", marks=pytest.mark.matrix)], indirect=True)
-def test_a_resumed_run_is_the_same(run: Callable[[str], Path], trace: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_same(run: Run, tmp_path: Path) -> None:
     """Ctrl-C in the first step ends the run after it."""
     expected = trace(run("whole"))
     with ctrl_c_in_step(1):

@@ -5,36 +5,27 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from runs import rollouts_of, rows_of
+from runs import BuildRl, lines_of, rollouts_of, trace, trained, trained_rows, untimed_rows
 from tiny_models import save_llama
 from transformers import GenerationConfig
 
 from burnish.algorithms.statistics import pass_at_k
 from burnish.config.schema import RlConfig
-from burnish.errors import ConfigError
 from burnish.forward.quantized_layers import dequantized, quantized
 from burnish.models.characters import character_tokenizer
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.measuring import evaluate_run
 from burnish.types import Quantization
 
-TinyRun = Callable[..., RlConfig]
-Row = dict[str, float]
+pytestmark = pytest.mark.slow
+
 
 CHAT = "{% for message in messages %}[{{ message['content'] }}]{% endfor %}{% if add_generation_prompt %}({% endif %}"
-
-
-def trained(config: RlConfig) -> list[Row]:
-    """Metrics of a run, step by step."""
-    train_rl(config, console=Console(quiet=True))
-    return rows_of(config.output)
 
 
 def policy_folder(config: RlConfig) -> Path:
@@ -47,10 +38,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
 
 
-@pytest.mark.slow
-def test_lora_trains_the_adapter_against_the_base(tiny_run: TinyRun, tiny_model: Path) -> None:
+def test_lora_trains_the_adapter_against_the_base(tiny_run: BuildRl, tiny_model: Path) -> None:
     config = tiny_run("model.lora.rank=4", "algorithm.kl_coef=0.1", "optimization.learning_rate=1e-2", "steps=2")
-    first, second = trained(config)
+    first, second = trained_rows(config)
     assert first["kl/reference"] == pytest.approx(0.0, abs=1e-6)  # the adapter begins as nothing
     assert first["policy/grad_norm"] > 0
     assert second["kl/reference_per_token"] > 1e-6  # and the reference is the base with the adapter off
@@ -69,13 +59,12 @@ def test_lora_trains_the_adapter_against_the_base(tiny_run: TinyRun, tiny_model:
     torch.testing.assert_close(adapted(tokens).logits, plain(tokens).logits, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
-def test_adapters_train_on_weights_of_few_bits(tiny_run: TinyRun, tiny_model: Path, quantization: Quantization) -> None:
+def test_adapters_train_on_weights_of_few_bits(tiny_run: BuildRl, tiny_model: Path, quantization: Quantization) -> None:
     """The policy that is sampled, trained and saved is one model: the rounded weights and the adapters on them."""
     words = ("model.lora.rank=4", f"model.quantization={quantization}", "algorithm.kl_coef=0.1")
     config = tiny_run(*words, "optimization.learning_rate=1e-2", "steps=2")
-    first, second = trained(config)
+    first, second = trained_rows(config)
     assert first["kl/reference"] == pytest.approx(0.0, abs=1e-6)
     assert second["kl/reference_per_token"] > 1e-6
     for row in (first, second):
@@ -91,26 +80,24 @@ def test_adapters_train_on_weights_of_few_bits(tiny_run: TinyRun, tiny_model: Pa
         assert 0 < torch.linalg.matrix_rank(learnt, rtol=1e-4) <= 4  # that of the adapter
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("quantization", [(), ("model.quantization=nf4",)], ids=["whole", "4 bits"])
-def test_a_lora_run_goes_on_where_it_stopped(tiny_run: TinyRun, tmp_path: Path, quantization: tuple[str, ...]) -> None:
-    words = (*quantization, "model.lora.rank=2", "optimization.learning_rate=1e-2", "checkpoint.every_steps=1")
-    whole = tiny_run(*words, "steps=3", f"output={tmp_path / 'whole'}")
-    trained(whole)
-    parts = tiny_run(*words, "steps=2", f"output={tmp_path / 'parts'}")
-    trained(parts)
-    longer = tiny_run(*words, "steps=3", f"output={tmp_path / 'parts'}")
-    trained(longer)
-    expected, found = weights(policy_folder(whole)), weights(policy_folder(longer))
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+def test_a_lora_run_on_weights_of_4_bits_goes_on_where_it_stopped(tiny_run: BuildRl, tmp_path: Path) -> None:
+    words = (
+        "model.quantization=nf4",
+        "model.lora.rank=2",
+        "optimization.learning_rate=1e-2",
+        "checkpoint.every_steps=1",
+    )
+    whole = trained(tiny_run(*words, "steps=3", f"output={tmp_path / 'whole'}"))
+    for steps in (2, 3):
+        parts = trained(tiny_run(*words, f"steps={steps}", f"output={tmp_path / 'parts'}"))
+    assert trace(parts) == trace(whole)
 
 
-@pytest.mark.slow
-def test_bfloat16_weights_move_by_steps_too_small_for_bfloat16(tiny_run: TinyRun, tiny_model: Path) -> None:
+def test_bfloat16_weights_move_by_steps_too_small_for_bfloat16(tiny_run: BuildRl, tiny_model: Path) -> None:
     from safetensors.torch import load_file
 
     config = tiny_run("model.dtype=bfloat16", "optimization.learning_rate=1e-5", "steps=3")
-    assert all(math.isfinite(value) for row in trained(config) for value in row.values())
+    assert all(math.isfinite(value) for row in trained_rows(config) for value in row.values())
     saved = load_file(policy_folder(config) / "model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
     given = load_file(tiny_model / "model.safetensors")
@@ -118,22 +105,16 @@ def test_bfloat16_weights_move_by_steps_too_small_for_bfloat16(tiny_run: TinyRun
     assert any(moved)  # only float32 masters can collect steps of 1e-5
 
 
-@pytest.mark.slow
-def test_gradient_checkpointing_changes_no_number(tiny_run: TinyRun, tmp_path: Path) -> None:
-    plain = trained(tiny_run("optimization.epochs=2", f"output={tmp_path / 'plain'}"))
-    saving = trained(
-        tiny_run("optimization.epochs=2", "model.gradient_checkpointing=true", f"output={tmp_path / 'saving'}")
+def test_gradient_checkpointing_changes_no_number(tiny_run: BuildRl, tmp_path: Path) -> None:
+    plain, saving = (
+        untimed_rows(trained(tiny_run("optimization.epochs=2", f"output={tmp_path / name}", *words)))
+        for name, words in (("plain", ()), ("saving", ("model.gradient_checkpointing=true",)))
     )
-    assert len(plain) == len(saving) == 3
-    for one, other in zip(plain, saving, strict=True):
-        assert one.keys() == other.keys()
-        for name, value in one.items():
-            if not name.startswith(("time/", "throughput/")):
-                assert other[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+    assert len(plain) == 3
+    assert saving == [pytest.approx(row, rel=1e-5, abs=1e-5) for row in plain]
 
 
-@pytest.mark.slow
-def test_weighted_sources_show_by_domain(tiny_run: TinyRun, tiny_task: Path) -> None:
+def test_weighted_sources_show_by_domain(tiny_run: BuildRl, tiny_task: Path) -> None:
     train, held_out = str(tiny_task / "train.jsonl"), str(tiny_task / "eval.jsonl")
     config = tiny_run(
         "steps=1",
@@ -147,7 +128,7 @@ def test_weighted_sources_show_by_domain(tiny_run: TinyRun, tiny_task: Path) -> 
             "eval": [{"path": held_out, "domain": "left"}, {"path": held_out, "domain": "right", "limit": 5}],
         },
     )
-    (row,) = trained(config)
+    (row,) = trained_rows(config)
     lines = rollouts_of(config.output)
     for domain, prompts in (("often", 6), ("seldom", 2)):
         rewards = [line["reward"] for line in lines if line["domain"] == domain]
@@ -168,9 +149,8 @@ def chat_model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_conversations_go_through_the_template_and_end_at_any_end_token(
-    tiny_run: TinyRun, chat_model: Path, tmp_path: Path
+    tiny_run: BuildRl, chat_model: Path, tmp_path: Path
 ) -> None:
     from transformers import AutoTokenizer
 
@@ -198,8 +178,7 @@ def test_conversations_go_through_the_template_and_end_at_any_end_token(
     assert not any(text in ("$", ")") for texts in stopped for text in texts[:-1])
 
 
-@pytest.mark.slow
-def test_stop_texts_end_a_response_and_stay_in_it(tiny_run: TinyRun) -> None:
+def test_stop_texts_end_a_response_and_stay_in_it(tiny_run: BuildRl) -> None:
     config = tiny_run("steps=1", rollout={"max_prompt_tokens": 8, "max_response_tokens": 12, "stop": ["7", "1+"]})
     trained(config)
     texts = ["".join(line["token_texts"]) for line in rollouts_of(config.output)]
@@ -209,30 +188,27 @@ def test_stop_texts_end_a_response_and_stay_in_it(tiny_run: TinyRun) -> None:
         assert text.find("1+") in (-1, len(text) - 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "correction", ["token_truncate", "token_mask", "turn_truncate", "turn_mask", "sequence_truncate", "sequence_mask"]
 )
-def test_top_p_with_a_correction_of_the_mismatch(tiny_run: TinyRun, correction: str) -> None:
+def test_top_p_with_a_correction_of_the_mismatch(tiny_run: BuildRl, correction: str) -> None:
     """The sampler's distribution is cut at top_p, the trainer's is not: each weight is below 1 by the mass cut off."""
-    rows = trained(tiny_run("rollout.top_p=0.7", f"algorithm.mismatch_correction={correction}", "steps=2"))
+    rows = trained_rows(tiny_run("rollout.top_p=0.7", f"algorithm.mismatch_correction={correction}", "steps=2"))
     for row in rows:
         assert row["rollout/logprob_diff_mean"] > 0.1
         assert 0.5 < row["rollout/weight_mean"] < 0.95
         assert row["policy/grad_norm"] > 0
 
 
-@pytest.mark.slow
-def test_without_top_p_sampler_and_trainer_agree(tiny_run: TinyRun) -> None:
-    (row,) = trained(tiny_run("steps=1"))
+def test_without_top_p_sampler_and_trainer_agree(tiny_run: BuildRl) -> None:
+    (row,) = trained_rows(tiny_run("steps=1"))
     assert row["rollout/logprob_diff_max"] < 1e-4
     assert row["rollout/weight_mean"] == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.slow
-def test_dapo_refills_constant_groups(tiny_run: TinyRun) -> None:
+def test_dapo_refills_constant_groups(tiny_run: BuildRl) -> None:
     config = tiny_run("steps=1", "algorithm.max_refills=20", algorithm="dapo")
-    (row,) = trained(config)
+    (row,) = trained_rows(config)
     groups: dict[int, list[dict[str, Any]]] = {}
     for line in rollouts_of(config.output):
         groups.setdefault(line["group_id"], []).append(line)
@@ -245,21 +221,19 @@ def test_dapo_refills_constant_groups(tiny_run: TinyRun) -> None:
         assert all((line["advantage"] is None) == (number in constant) for line in lines)
 
 
-@pytest.mark.slow
-def test_dapo_says_when_refills_run_out(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_dapo_says_when_refills_run_out(tiny_run: BuildRl, tmp_path: Path) -> None:
     (tmp_path / "flat.py").write_text("def flat(response):\n    return 1.0\n")
     config = tiny_run("steps=2", "algorithm.max_refills=1", algorithm="dapo", rewards=f"{tmp_path / 'flat.py'}:flat")
-    for row in trained(config):
+    for row in trained_rows(config):
         assert row["groups/missing"] == 4
         assert row["groups/sampled"] == 8
         assert "policy/grad_norm" not in row  # nothing to learn, and nothing made up
 
 
-@pytest.mark.slow
-def test_evaluation_with_samples(tiny_run: TinyRun) -> None:
+def test_evaluation_with_samples(tiny_run: BuildRl) -> None:
     config = tiny_run("evaluation.samples=4", "evaluation.success=digits", "evaluation.success_score=0.5")
     report = evaluate_run(config, console=Console(quiet=True))
-    lines = [json.loads(line) for line in report.rollouts_file.read_text().splitlines()]
+    lines = lines_of(report.rollouts_file)
     sampled: dict[int, list[dict[str, Any]]] = {}
     for line in lines:
         if line["sample_index"] >= 0:
@@ -273,8 +247,7 @@ def test_evaluation_with_samples(tiny_run: TinyRun) -> None:
     assert report.metrics["eval/maj@4"] == pytest.approx(sum(voted) / 20)
 
 
-@pytest.mark.slow
-def test_a_bonus_does_not_solve_and_a_learned_reward_has_no_accuracy(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_a_bonus_does_not_solve_and_a_learned_reward_has_no_accuracy(tiny_run: BuildRl, tmp_path: Path) -> None:
     """A bonus of 1 for every response: weighted sums of 1 and more, and yet nothing is solved by it."""
     (tmp_path / "bonus.py").write_text("def bonus(response):\n    return 1.0\n")
     bonus = {"name": f"{tmp_path}/bonus.py:bonus"}
@@ -314,25 +287,23 @@ class Lines:
 """
 
 
-@pytest.mark.slow
-def test_estimator_loss_and_sink_from_a_file(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_estimator_loss_and_sink_from_a_file(tiny_run: BuildRl, tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(OWN_PARTS)
     own = f"{tmp_path}/parts.py"
     algorithm = {"estimator": f"{own}:centred", "estimator_options": {"scale": 2.0}, "loss": f"{own}:plain"}
     config = tiny_run("steps=2", algorithm=algorithm, logging={"sinks": [f"{own}:Lines"]})
-    assert all(row["policy/grad_norm"] > 0 for row in trained(config))
+    assert all(row["policy/grad_norm"] > 0 for row in trained_rows(config))
     for line in rollouts_of(config.output):
         assert line["advantage"] is None or abs(line["advantage"]) <= 2.0
     assert (Path(config.output) / "lines.txt").read_text() == "1\n2\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at_start", "steps_evaluated"), [(None, set()), (True, {0}), (False, set())], ids=["unsaid", "at_start", "not"]
 )
-def test_every_steps_null_is_never(tiny_run: TinyRun, at_start: bool | None, steps_evaluated: set[int]) -> None:
+def test_every_steps_null_is_never(tiny_run: BuildRl, at_start: bool | None, steps_evaluated: set[int]) -> None:
     config = tiny_run("steps=1", evaluation={"every_steps": None, "at_start": at_start})
-    assert {int(row["step"]) for row in trained(config) if "eval/reward_mean" in row} == steps_evaluated
+    assert {int(row["step"]) for row in trained_rows(config) if "eval/reward_mean" in row} == steps_evaluated
 
 
 def most_voted(group: list[dict[str, Any]]) -> dict[str, Any]:
@@ -343,8 +314,7 @@ def most_voted(group: list[dict[str, Any]]) -> dict[str, Any]:
 NO_KL = ("algorithm.kl_in=none", "algorithm.kl_coef=0")
 
 
-@pytest.mark.slow
-def test_responses_without_an_advantage_can_be_left_out(tiny_run: TinyRun, tiny_task: Path, tmp_path: Path) -> None:
+def test_responses_without_an_advantage_can_be_left_out(tiny_run: BuildRl, tiny_task: Path, tmp_path: Path) -> None:
     """The same weights as with them, step after step; a step where no response has one still moves by its momentum."""
     (tmp_path / "some.py").write_text(
         "calls = []\n\n\ndef first_letter(prompt, response, **_):\n    return float(response[:1] in '01234')\n"
@@ -354,7 +324,7 @@ def test_responses_without_an_advantage_can_be_left_out(tiny_run: TinyRun, tiny_
         tiny_run("steps=4", *NO_KL, f"algorithm.skip_zero_advantages={skips}", f"output={tmp_path}/{skips}", **fields)
         for skips in ("false", "true")
     )
-    whole, part = trained(whole_run), trained(part_run)
+    whole, part = trained_rows(whole_run), trained_rows(part_run)
     assert any(0 < row["policy/skipped_fraction"] < 1 for row in part)
     for one, other in zip(whole, part, strict=True):
         assert one["groups/constant_fraction"] == pytest.approx(other["policy/skipped_fraction"])
@@ -364,8 +334,7 @@ def test_responses_without_an_advantage_can_be_left_out(tiny_run: TinyRun, tiny_
         torch.testing.assert_close(weights(policy_folder(part_run))[name], weight, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_a_run_in_which_no_response_has_an_advantage(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_a_run_in_which_no_response_has_an_advantage(tiny_run: BuildRl, tmp_path: Path) -> None:
     (tmp_path / "same.py").write_text("def same(prompt, response, **_):\n    return 1.0\n")
     config = tiny_run(
         "steps=2",
@@ -374,20 +343,8 @@ def test_a_run_in_which_no_response_has_an_advantage(tiny_run: TinyRun, tmp_path
         rewards=[{"name": f"{tmp_path}/same.py:same"}],
         optimization={"weight_decay": 0.1, "learning_rate": 1e-2},
     )
-    rows = trained(config)
+    rows = trained_rows(config)
     assert [row["policy/skipped_fraction"] for row in rows] == [1.0, 1.0]
     assert [row["policy/loss"] for row in rows] == [0.0, 0.0]
     assert [row["policy/grad_norm"] for row in rows] == [0.0, 0.0]
     assert rows[-1]["policy/optimizer_steps"] == 1
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["algorithm.kl_in=loss", "algorithm.entropy_coef=0.01", "algorithm.loss=kimi", "algorithm.loss=kl_cov"],
-)
-def test_responses_are_not_left_out_where_something_else_gives_them_a_gradient(
-    tiny_run: TinyRun, override: str
-) -> None:
-    kl = ["algorithm.kl_coef=0.1"] if "kl_in" in override else NO_KL
-    with pytest.raises(ConfigError, match="skip_zero_advantages"):
-        trained(tiny_run("algorithm.skip_zero_advantages=true", *kl, override))

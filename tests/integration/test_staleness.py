@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import ctrl_c_in_step, rows_of, trained
+from runs import BuildRl, Run, ctrl_c_in_step, lines_of, rows_of, step_rows, trace, trained
 
-from burnish.config.schema import RlConfig
 from burnish.errors import RolloutError
 from burnish.trainers.rl.collection import Collector
 
@@ -25,12 +22,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
+def run(tiny_run: BuildRl, tmp_path: Path) -> Run:
     """Trains in `tmp_path/NAME`, with evaluations in between, and returns the folder."""
 
-    def train(
-        name: str, case: str, staleness: int, *, workers: int = 0, trainers: int = 1, minibatches: int = 2
-    ) -> Path:
+    def train(name: str, case: str, staleness: int, *, minibatches: int = 2, **cluster: int) -> Path:
         config = tiny_run(
             f"output={tmp_path}/{name}",
             steps=5,
@@ -38,7 +33,7 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
             optimization={"minibatches": minibatches, "learning_rate": 1e-3},
             evaluation={"every_steps": 2},
             checkpoint={"every_steps": 2},
-            cluster={"lanes": 2, "trainers": trainers, "rollout_workers": workers, "threads": 1},
+            cluster={"lanes": 2, "threads": 1, **cluster},
             **ALGORITHMS[case],
         )
         return trained(config)
@@ -49,26 +44,24 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
 def versions(folder: Path) -> list[set[int]]:
     """The versions of the weights that sampled each step."""
     files = sorted((folder / "rollouts").glob("step-*.jsonl"))
-    return [{json.loads(line)["policy_version"] for line in file.read_text().splitlines()} for file in files]
+    return [{line["policy_version"] for line in lines_of(file)} for file in files]
 
 
 @pytest.mark.parametrize(("staleness", "expected"), [(0, [0, 2, 4, 6, 8]), (1, [0, 0, 2, 4, 6]), (3, [0, 0, 0, 0, 2])])
-def test_the_weights_that_sample_a_step_are_those_of_the_rule(
-    staleness: int, expected: list[int], run: Callable[..., Path]
-) -> None:
+def test_the_weights_that_sample_a_step_are_those_of_the_rule(staleness: int, expected: list[int], run: Run) -> None:
     """Two optimizer steps a step, so the weights after step n have version 2 n."""
     folder = run("one", "grpo", staleness)
     assert versions(folder) == [{version} for version in expected]
-    rows = [row for row in rows_of(folder) if row["step"] > 0]
+    rows = step_rows(folder)
     if staleness:
         assert [row["rollout/staleness"] for row in rows] == [min(staleness, step) for step in range(5)]
     else:
         assert not any("rollout/staleness" in row for row in rows)
 
 
-@pytest.mark.parametrize("case", ["grpo", pytest.param("dapo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", ["grpo", "dapo"])
 def test_a_run_that_samples_ahead_goes_on_with_the_batches_of_its_checkpoint(
-    case: str, run: Callable[..., Path], trace: Callable[[Path], Any], tmp_path: Path
+    case: str, run: Run, tmp_path: Path
 ) -> None:
     """Ctrl-C in step 3 ends the run after it."""
     expected = trace(run("whole", case, 2))
@@ -78,34 +71,21 @@ def test_a_run_that_samples_ahead_goes_on_with_the_batches_of_its_checkpoint(
     assert trace(run("halves", case, 2)) == expected
 
 
-def test_sampling_aside_has_the_numbers_of_sampling_inline(
-    run: Callable[..., Path], trace: Callable[[Path], Any]
-) -> None:
+def test_sampling_aside_has_the_numbers_of_sampling_inline(run: Run) -> None:
     expected = trace(run("inline", "grpo", 1))
-    assert trace(run("aside", "grpo", 1, workers=1)) == expected
+    assert trace(run("aside", "grpo", 1, rollout_workers=1)) == expected
 
 
-@pytest.mark.parametrize(
-    ("staleness", "case"),
-    [
-        (2, "ppo"),
-        *(
-            pytest.param(staleness, case, marks=pytest.mark.matrix)
-            for staleness in (0, 1, 2)
-            for case in ALGORITHMS
-            if (staleness, case) != (2, "ppo")
-        ),
-    ],
-)
-def test_no_number_of_processes_changes_a_bit(
-    staleness: int, case: str, run: Callable[..., Path], trace: Callable[[Path], Any]
-) -> None:
+@pytest.mark.matrix_cases("[gd]*", "ppo-[01]")
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("case", ALGORITHMS)
+def test_no_number_of_processes_changes_a_bit(staleness: int, case: str, run: Run) -> None:
     expected = trace(run("inline", case, staleness))
-    assert trace(run("workers", case, staleness, workers=2)) == expected
+    assert trace(run("workers", case, staleness, rollout_workers=2)) == expected
     assert trace(run("trainers", case, staleness, trainers=2)) == expected
 
 
-def test_the_ratio_of_a_stale_response_is_to_its_sampler(run: Callable[..., Path]) -> None:
+def test_the_ratio_of_a_stale_response_is_to_its_sampler(run: Run) -> None:
     """The first step trains on fresh responses, the third on those of the weights before the second. The ratio shows
     how far the policy has moved since; weighted by a correction instead, it begins at 1."""
     stale = rows_of(run("sampler", "grpo", 1, minibatches=1))
@@ -119,7 +99,7 @@ def test_the_ratio_of_a_stale_response_is_to_its_sampler(run: Callable[..., Path
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_ahead_of_training_ends_the_step_that_needs_the_batch(
-    workers: int, run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    workers: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step 4 cannot be sampled. The steps before it are trained, and the run goes on from the third."""
     collect = Collector.collect
@@ -131,6 +111,6 @@ def test_an_error_ahead_of_training_ends_the_step_that_needs_the_batch(
 
     monkeypatch.setattr(Collector, "collect", failing)
     with pytest.raises(RolloutError, match="the lights went out"):
-        run("dark", "grpo", 1, workers=workers)
+        run("dark", "grpo", 1, rollout_workers=workers)
     monkeypatch.undo()
-    assert [row["step"] for row in rows_of(run("dark", "grpo", 1, workers=workers))] == [0, 1, 2, 3, 4, 5]
+    assert [row["step"] for row in rows_of(run("dark", "grpo", 1, rollout_workers=workers))] == [0, 1, 2, 3, 4, 5]

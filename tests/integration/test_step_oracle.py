@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from runs import BuildRl
 from torch import Tensor
 
 from burnish.config.schema import RlConfig
@@ -29,6 +30,8 @@ from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup.parts import open_rl_run
 from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup
+
+pytestmark = pytest.mark.slow
 
 TEMPERATURE, MAX_TOKENS, RATE, EPS, BETAS, MAX_NORM = 0.8, 6, 2e-2, 1e-3, (0.9, 0.99), 0.5
 LABELS = ("exact", "length")
@@ -438,21 +441,13 @@ def logged(config: RlConfig, sampled: Sequence[RolloutGroup], rows: list[Row], t
 
 # -------------------------------------------------------------------------------------------------------- the tests
 
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "grpo": ("grpo", {}, {}),
-    "dr_grpo": ("dr_grpo", {}, {}),
-    "rloo": ("rloo", {}, {}),
-    "reinforce_plus_plus": ("reinforce_plus_plus", {}, {}),
+PLAIN = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "remax", "gspo", "dapo", "cispo", "gdpo")
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {preset: (preset, {}, {}) for preset in PLAIN} | {
     "reinforce_plus_plus_masked": ("reinforce_plus_plus", {"mask_truncated": True}, {}),
     "rloo_masked": ("rloo", {"mask_truncated": True}, {}),
     "rloo_whitened_masked": ("rloo", {"whiten_rewards": True, "mask_truncated": True}, {}),
     "dr_grpo_clipped": ("dr_grpo", {"reward_clip": 1.5, "advantage_clip": 0.75, "whiten_advantages": True}, {}),
-    "remax": ("remax", {}, {}),
     "remax_penalised": ("remax", {"overlong_buffer": 0.5, "reward_clip": 1.5}, {}),
-    "gspo": ("gspo", {}, {}),
-    "dapo": ("dapo", {}, {}),
-    "cispo": ("cispo", {}, {}),
-    "gdpo": ("gdpo", {}, {}),
     "grpo_masked_adaptive": (
         "grpo",
         {"mask_truncated": True, "kl_target": 0.5, "kl_horizon": 50, "entropy_coef": 0.01, "kl_estimator": "k2"},
@@ -468,7 +463,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 CLIPPING = {"grpo", "dr_grpo", "gspo", "dapo", "reinforce_plus_plus"}
 
 
-def config_of(tiny_run: Callable[..., RlConfig], case: str) -> RlConfig:
+def config_of(tiny_run: BuildRl, case: str) -> RlConfig:
     preset, algorithm, rollout = CASES[case]
     sampling = {"prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 8, "temperature": TEMPERATURE}
     return tiny_run(
@@ -483,9 +478,8 @@ def config_of(tiny_run: Callable[..., RlConfig], case: str) -> RlConfig:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_is_what_the_formulas_say(tiny_run: Callable[..., RlConfig], case: str) -> None:
+def test_a_step_is_what_the_formulas_say(tiny_run: BuildRl, case: str) -> None:
     config = config_of(tiny_run, case)
     with opened(config) as (run, spy):
         model = run.policy.model  # type: ignore[attr-defined]
@@ -515,10 +509,9 @@ def check_controller(config: RlConfig, run: RlRun, expected: dict[str, float], s
     assert run.kl.coef != algorithm.kl_coef
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{}, {"top_p": 0.8}, {"top_k": 6}], ids=["plain", "top_p", "top_k"])
 def test_one_update_reports_the_kl_of_the_policy_not_of_the_sampler(
-    tiny_run: Callable[..., RlConfig], sampling: dict[str, Any]
+    tiny_run: BuildRl, sampling: dict[str, Any]
 ) -> None:
     """A single update needs no old log-probabilities, but a cut-off sampler's are not those of the policy."""
     correction = {"mismatch_correction": "token_truncate"} if sampling else {}

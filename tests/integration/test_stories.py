@@ -66,9 +66,8 @@ def test_the_issue_names_these_algorithms() -> None:
     assert set(OVERRIDES) == named
 
 
-@pytest.mark.parametrize(
-    "preset", [name if name == "rloo" else pytest.param(name, marks=pytest.mark.matrix) for name in OVERRIDES]
-)
+@pytest.mark.matrix_cases("[!r]*", "re*")
+@pytest.mark.parametrize("preset", OVERRIDES)
 def test_stories_become_happy_and_stay_stories(
     preset: str, stories_model: Path, prompts: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,17 +8,14 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from runs import rows_of
+from runs import rows_of, trace, trained
 from scripts import load_script
 
 from burnish.config.loading import load_run_file
-from burnish.trainers.sft import train_sft
 
 pytest.importorskip("reasoning_gym", reason="needs burnish[reasoning-gym]")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -42,7 +39,7 @@ def words(task: Path) -> tuple[str, ...]:
     """The command of the second half, after the first half has been run."""
     overrides = [f"model.path={task / 'model'}", f"data.train.0.path={task / 'demonstrations.jsonl'}"]
     config = load_run_file(EXAMPLE / "sft.yaml", [*overrides, f"output={task / 'sft'}"], "sft").config
-    train_sft(config, console=Console(quiet=True))
+    trained(config)
     (weights,) = (task / "sft" / "checkpoints").glob("step-*/policy")
     held_out = (f"domains.{name}.eval.0.path={task / f'{name}_held_out.jsonl'}" for name in SHARES)
     sums = f"domains.sums.train.0.path={task / 'sums.jsonl'}"
@@ -86,9 +83,7 @@ def test_each_domain_has_its_own_reward(calm: Path) -> None:
     assert parts == {"sums": {"exact"}, "words": {"reasoning_gym", "reasoning_gym/raised"}, "chains": {"math"}}
 
 
-def test_a_kill_at_any_step_changes_no_bit(
-    calm: Path, words: tuple[str, ...], task: Path, commands: Any, trace: Callable[[Path], Any]
-) -> None:
+def test_a_kill_at_any_step_changes_no_bit(calm: Path, words: tuple[str, ...], task: Path, commands: Any) -> None:
     config = load_run_file(EXAMPLE / "rl.yaml").config
     assert config.checkpoint.every_steps is not None
     step = random.randrange(config.checkpoint.every_steps + 1, config.steps)

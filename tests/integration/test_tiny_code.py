@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from runs import lines_of, rows_of
+from runs import Run, lines_of, rows_of, trained
 from scripts import load_script
 
 from burnish.config.loading import load_run_file
 from burnish.observability.alarms import replay
-from burnish.trainers.cluster import train_rl
-from burnish.trainers.sft import train_sft
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_code"
 CHEAT = " raise SystemExit"
@@ -49,7 +45,7 @@ def test_the_exit_status_pays_who_solves_and_who_cheats(sandbox_holds: None) -> 
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Callable[..., Path]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Run:
     """Run one of the example's files as it stands; only its folders are others."""
     monkeypatch.chdir(EXAMPLE.parents[1])  # the control names its reward from the repository's root
     task = tmp_path / "task"
@@ -60,11 +56,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Ca
         given = [f"output={tmp_path / name}", "logging.sinks=[]"]
         if name == "sft":
             given += [f"model.path={task / 'model'}", f"data.train={task / 'demonstrations.jsonl'}"]
-            train_sft(load_run_file(EXAMPLE / "sft.yaml", given, kind="sft").config, console=Console(quiet=True))
+            trained(load_run_file(EXAMPLE / "sft.yaml", given, kind="sft").config)
         else:
             given += [f"data.train={task / 'train.jsonl'}", f"data.eval={task / 'heldout.jsonl'}"]
             given += [f"model.path={tmp_path / 'sft'}"]
-            train_rl(load_run_file(EXAMPLE / f"{name}.yaml", given).config, console=Console(quiet=True))
+            trained(load_run_file(EXAMPLE / f"{name}.yaml", given).config)
         return tmp_path / name
 
     return train
@@ -77,9 +73,7 @@ def cheating(folder: Path, name: str) -> float:
 
 
 @pytest.mark.matrix  # eight minutes: run by hand (make test-matrix)
-def test_the_sandbox_teaches_to_write_functions_and_the_exit_status_to_cheat(
-    sandbox_holds: None, run: Callable[..., Path]
-) -> None:
+def test_the_sandbox_teaches_to_write_functions_and_the_exit_status_to_cheat(sandbox_holds: None, run: Run) -> None:
     run("sft")
     solved, paid = run("rl"), run("control")
     steps = {solved: 60, paid: 45}

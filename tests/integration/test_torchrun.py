@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from runs import BuildRl, BuildSft, num_rows, run_file, trace, trained
 from watching import children, runs, wait_for
 
-from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.models.reward_model import Readout, new_reward_model
-from burnish.trainers.cluster import train_rl
-from burnish.trainers.sft import train_sft
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +109,7 @@ def torchrun(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
 
 
 @pytest.fixture
-def grpo(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., RlConfig]:
+def grpo(tiny_run: BuildRl, tmp_path: Path) -> Callable[..., RlConfig]:
     def build(name: str, *overrides: str, steps: int = 4, **cluster: Any) -> RlConfig:
         return tiny_run(
             f"output={tmp_path}/{name}",
@@ -133,36 +131,23 @@ def finished(launched: Launched) -> str:
 
 
 @pytest.fixture
-def of_one(grpo: Callable[..., RlConfig], trace: Callable[[Path], Any]) -> Callable[..., Any]:
+def of_one(grpo: Callable[..., RlConfig]) -> Callable[..., Any]:
     """The trace of the same run in one process."""
 
-    def train(*overrides: str) -> Any:
-        alone = grpo("inline", *overrides)
-        train_rl(alone, console=Console(quiet=True))
-        return trace(Path(alone.output))
-
-    return train
-
-
-def lines_of(config: RlConfig) -> int:
-    journal = Path(config.output) / "metrics.jsonl"
-    return len(journal.read_text().splitlines()) if journal.exists() else 0
+    return lambda *overrides: trace(trained(grpo("inline", *overrides)))
 
 
 @pytest.mark.matrix
-def test_two_trainers_and_a_rollout_worker_change_no_bit(
-    torchrun: Any, grpo: Any, run_file: Any, of_one: Any, trace: Callable[[Path], Any]
-) -> None:
+def test_two_trainers_and_a_rollout_worker_change_no_bit(torchrun: Any, grpo: Any, of_one: Any) -> None:
     config = grpo("ranks", trainers=2, rollout_workers=1)
-    assert (
-        finished(torchrun(3, "rl", run_file(config))).count("finished at step 4") == 1
-    )  # only one of the three speaks
+    said = finished(torchrun(3, "rl", run_file(config)))
+    assert said.count("finished at step 4") == 1  # only one of the three speaks
     assert trace(Path(config.output)) == of_one()
 
 
 @pytest.mark.matrix
 def test_reward_models_on_a_rank_of_their_own_change_no_bit(
-    torchrun: Any, grpo: Any, run_file: Any, of_one: Any, trace: Callable[[Path], Any], tiny_model: Path, tmp_path: Path
+    torchrun: Any, grpo: Any, of_one: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
     new_reward_model(ModelConfig(path=str(tiny_model), device="cpu"), Readout(), seed=1).save(tmp_path / "rm")
     learned = f"rewards=model:{tmp_path}/rm"
@@ -172,9 +157,7 @@ def test_reward_models_on_a_rank_of_their_own_change_no_bit(
 
 
 @pytest.mark.matrix
-def test_ranks_of_two_nodes_change_no_bit(
-    grpo: Any, run_file: Any, of_one: Any, trace: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_ranks_of_two_nodes_change_no_bit(grpo: Any, of_one: Any, tmp_path: Path) -> None:
     """Two of them on one machine, whose processes share no memory with those of the other. The second one has a trainer
     and a rollout worker."""
     config = grpo("nodes", trainers=2, rollout_workers=2)
@@ -192,20 +175,14 @@ def test_ranks_of_two_nodes_change_no_bit(
 
 
 @pytest.mark.matrix
-def test_sft_with_two_trainers_changes_no_bit(
-    torchrun: Any, tiny_sft: Callable[..., SftConfig], run_file: Any, trace: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_sft_with_two_trainers_changes_no_bit(torchrun: Any, tiny_sft: BuildSft, tmp_path: Path) -> None:
     common = ("steps=4", "cluster.lanes=2", "cluster.threads=1")
     config = tiny_sft(f"output={tmp_path}/ranks", *common, "cluster.trainers=2", "cluster.sharding=optimizer")
     finished(torchrun(2, "sft", run_file(config)))
-    alone = tiny_sft(f"output={tmp_path}/inline", *common)
-    train_sft(alone, console=Console(quiet=True))
-    assert trace(tmp_path / "ranks") == trace(tmp_path / "inline")
+    assert trace(tmp_path / "ranks") == trace(trained(tiny_sft(f"output={tmp_path}/inline", *common)))
 
 
-def test_a_killed_rank_and_a_restart_change_no_bit(
-    torchrun: Any, grpo: Any, run_file: Any, of_one: Any, trace: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_a_killed_rank_and_a_restart_change_no_bit(torchrun: Any, grpo: Any, of_one: Any, tmp_path: Path) -> None:
     """The second trainer kills itself in the third step. Then all processes start again, once."""
     (tmp_path / "mine.py").write_text(LOSS)
     own = f"algorithm.loss={tmp_path}/mine.py:loss"
@@ -218,11 +195,11 @@ def test_a_killed_rank_and_a_restart_change_no_bit(
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_rank_is_named_and_nothing_is_left(torchrun: Any, grpo: Any, run_file: Any, lost: int) -> None:
+def test_a_lost_rank_is_named_and_nothing_is_left(torchrun: Any, grpo: Any, lost: int) -> None:
     """Without rank 0, the controller, nobody is left who could name it."""
     config = grpo("ranks", steps=10_000, rollout_workers=1)
     launched = torchrun(2, "rl", run_file(config))
-    launched.wait_for(lambda: lines_of(config) > 2)
+    launched.wait_for(lambda: num_rows(Path(config.output)) > 2)
     started = children(launched.process.pid)
     assert len(started) >= 3  # and reward workers
     os.kill(launched.rank(lost), signal.SIGKILL)
@@ -231,7 +208,7 @@ def test_a_lost_rank_is_named_and_nothing_is_left(torchrun: Any, grpo: Any, run_
     assert lost == 0 or "rank 1 (rollout worker 0) on" in " ".join(launched.said.split())
 
 
-def test_another_number_of_processes_is_refused(torchrun: Any, grpo: Any, run_file: Any) -> None:
+def test_another_number_of_processes_is_refused(torchrun: Any, grpo: Any) -> None:
     config = grpo("ranks", trainers=2, rollout_workers=1)
     launched = torchrun(2, "rl", run_file(config))
     assert launched.wait() != 0

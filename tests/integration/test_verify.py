@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from runs import BuildPairs, BuildRl, BuildSft, lines_of, rows_of, run_file, write_lines
 
 from burnish.cli import main
-from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.errors import CheckpointError
 from burnish.trainers.verifying import StepRange, spans_of
 
 
 @pytest.fixture
-def folder(tiny_run: Callable[..., RlConfig], run_file: Callable[[RunConfig], str], tmp_path: Path) -> Path:
+def folder(tiny_run: BuildRl, tmp_path: Path) -> Path:
     """A run with checkpoints of the steps 2, 4 and 5, whose rollouts and evaluations are recorded."""
     config = tiny_run(
         steps=5,
@@ -41,12 +40,12 @@ def test_a_run_reproduces(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.slow
 def test_a_record_of_something_else_does_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "rollouts/step-000005.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = lines_of(path)
     lines[1]["reward"] += 0.5
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    write_lines(path, lines)
+    rows = rows_of(folder)
     rows[3]["policy/loss"] += 1e-12
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "metrics.jsonl", rows)
     assert main(["verify", str(folder)]) == 1
     said = capsys.readouterr().out
     assert "steps 3 to 4: first difference (recorded and now): step 3, loss: 1 of" in said
@@ -59,7 +58,7 @@ def test_a_record_of_something_else_does_not(folder: Path, capsys: pytest.Captur
     [
         ("sft",),
         ("distill", "teacher={model}", "sampled_share=0.5"),
-        ("prefer", "losses=[ipo]", "optimization={{comparisons_per_batch: 4, learning_rate: 0.01}}"),
+        ("prefer", "optimization={{comparisons_per_batch: 4, learning_rate: 0.01}}"),
         ("rm", "optimization={{comparisons_per_batch: 4}}", "normalization={{kind: bias, on: references}}"),
         ("rl", "cluster.trainers=2", "cluster.rollout_workers=1", "cluster.threads=1", "rollout.group_size=2"),
     ],
@@ -67,23 +66,19 @@ def test_a_record_of_something_else_does_not(folder: Path, capsys: pytest.Captur
 )
 def test_any_kind_of_run_reproduces(
     words: tuple[str, ...],
-    tiny_run: Callable[..., RlConfig],
-    tiny_sft: Callable[..., SftConfig],
+    tiny_run: BuildRl,
+    tiny_sft: BuildSft,
+    tiny_pairs: BuildPairs,
     tiny_model: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     kind, *fields = (word.format(model=tiny_model) for word in words)
-    if kind in ("prefer", "rm"):
-        rows = [{"prompt": f"{n}+1=", "chosen": f"{n}7", "rejected": f"{n % 3}"} for n in range(10)]
-        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        data = {"output": f"{tmp_path}/run", "model": str(tiny_model), "data": {"train": f"{tmp_path}/pairs.jsonl"}}
-        data |= {"max_tokens": 16, "logging": {"sinks": []}}
-    else:
-        data = (tiny_run if kind == "rl" else tiny_sft)().model_dump(mode="json", exclude_unset=True)
-    (tmp_path / "run.yaml").write_text(json.dumps(data))
-    every = ("steps=4", "checkpoint={every_steps: 2, keep: 9}")
-    assert main([kind, str(tmp_path / "run.yaml"), *every, *fields]) == 0
+    rows = [{"prompt": f"{n}+1=", "chosen": f"{n}7", "rejected": f"{n % 3}"} for n in range(10)]
+    builders = {"rl": tiny_run, "rm": partial(tiny_pairs, "rm", rows), "prefer": partial(tiny_pairs, "prefer", rows)}
+    losses = ("losses=[ipo]",) if kind == "prefer" else ()
+    config = builders.get(kind, tiny_sft)(f"output={tmp_path}/run", *losses)
+    assert main([kind, run_file(config), "steps=4", "checkpoint={every_steps: 2, keep: 9}", *fields]) == 0
     assert main(["verify", str(tmp_path / "run"), "--step", "2", "--count", "1"]) == 0
     assert "step 3: the same, bit for bit" in capsys.readouterr().out
 

@@ -6,22 +6,20 @@ Needs an interpreter that has vLLM (its CPU build will do): BURNISH_VLLM_PYTHON=
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
+from runs import BuildRl, trained, trained_rows
 from scripts import load_script
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from burnish.cli import main
 from burnish.config.loading import load_run_file
-from burnish.config.schema import RlConfig
 from burnish.config.schema_data import LoraConfig
 from burnish.config.schema_rollout import VllmConfig
 from burnish.demo import DemoFolder
@@ -33,7 +31,6 @@ from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.sampling import filter_logits
 from burnish.rollouts.vllm.engine import VllmEngine
-from burnish.trainers.cluster import train_rl
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
 pytestmark = pytest.mark.slow
@@ -41,6 +38,7 @@ pytestmark = pytest.mark.slow
 STORIES = Path(__file__).resolve().parents[2] / "examples" / "stories_sentiment"
 LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789"
 CONTEXT = 96
+Pair = tuple[Any, VllmEngine, LocalEngine]
 REQUESTS = [
     RolloutRequest.of(f"data/{i}", i, tuple(range(3 + i % 20, 9 + i % 20 + i % 5)), (0, 1, 2)) for i in range(12)
 ]
@@ -98,9 +96,7 @@ def build_engines(model: Any, tokenizer: Any, python: str, log: Path) -> tuple[V
 
 
 @pytest.fixture(scope="module", params=["wide", "small", "tied", "qwen2"])
-def pair(
-    request: pytest.FixtureRequest, python: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Any, VllmEngine, LocalEngine]]:
+def pair(request: pytest.FixtureRequest, python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Two models with heads of 32 dimensions and two with heads of 8, which vLLM's CPU build cannot compute as they
     are; both engines on each."""
     model, tokenizer = build_model(request.param)
@@ -115,9 +111,7 @@ def largest_gap(first: Sequence[Any], second: Sequence[Any]) -> float:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_greedy_responses_are_those_of_the_local_engine(
-    pair: tuple[Any, VllmEngine, LocalEngine], temperature: float
-) -> None:
+def test_greedy_responses_are_those_of_the_local_engine(pair: Pair, temperature: float) -> None:
     _, vllm, local = pair
     greedy = Sampling(24, temperature=temperature, greedy=True)
     ours, theirs = (e.generate(REQUESTS, greedy, seed=0, step=1) for e in (local, vllm))
@@ -127,9 +121,7 @@ def test_greedy_responses_are_those_of_the_local_engine(
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 10, "top_p": 0.8}])
-def test_logprobs_are_those_of_the_filtered_distribution(
-    pair: tuple[Any, VllmEngine, LocalEngine], filters: dict[str, Any]
-) -> None:
+def test_logprobs_are_those_of_the_filtered_distribution(pair: Pair, filters: dict[str, Any]) -> None:
     """Computed here from the logits of the model's plain forward pass over prompt and response."""
     model, vllm, _ = pair
     rollouts = vllm.generate(REQUESTS, Sampling(24, temperature=0.8, **filters), seed=3, step=1)
@@ -142,20 +134,7 @@ def test_logprobs_are_those_of_the_filtered_distribution(
         assert torch.tensor(rollout.rollout_logprobs) == pytest.approx(expected, abs=TOLERANCE)
 
 
-def test_how_requests_are_batched_changes_nothing(pair: tuple[Any, VllmEngine, LocalEngine]) -> None:
-    _, vllm, _ = pair
-    sampling = Sampling(24, temperature=0.9)
-    together = contents(vllm.generate(REQUESTS, sampling, seed=2, step=3))
-    apart = [r for one in REQUESTS[::-1] for r in vllm.generate([one], sampling, seed=2, step=3)]
-    assert contents(apart) == together
-    assert contents(vllm.generate(REQUESTS, sampling, seed=2, step=4)) != together
-
-
-def contents(rollouts: Sequence[Rollout]) -> dict[tuple[str, int], tuple[int, ...]]:
-    return {(r.prompt_id, r.sample_index): r.response_tokens for r in rollouts}
-
-
-def test_stop_texts_end_a_response_and_stay_in_it(pair: tuple[Any, VllmEngine, LocalEngine]) -> None:
+def test_stop_texts_end_a_response_and_stay_in_it(pair: Pair) -> None:
     _, vllm, local = pair
     greedy = Sampling(24, greedy=True, ignore_eos=True)
     free = local.generate(REQUESTS, greedy, seed=0, step=0)
@@ -167,7 +146,7 @@ def test_stop_texts_end_a_response_and_stay_in_it(pair: tuple[Any, VllmEngine, L
     assert theirs[0].response.endswith(text)
 
 
-def test_pushed_weights_are_sampled_from(pair: tuple[Any, VllmEngine, LocalEngine]) -> None:
+def test_pushed_weights_are_sampled_from(pair: Pair) -> None:
     """Also those of a head that is tied to the embedding, and none is left of the cached prompts."""
     model, vllm, local = pair
     greedy = Sampling(24, greedy=True)
@@ -210,13 +189,10 @@ def test_bfloat16_is_sampled_in_bfloat16(python: str, tmp_path: Path) -> None:
 
 
 def test_a_run_whose_worker_is_killed_ends_as_an_undisturbed_one(
-    tiny_run: Callable[..., RlConfig], python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: BuildRl, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(name: str) -> list[dict[str, Any]]:
-        config = tiny_run(*on_vllm(python), f"output={tmp_path / name}", "steps=6")
-        train_rl(config, console=Console(quiet=True))
-        lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+    def run(name: str) -> list[dict[str, float]]:
+        return trained_rows(tiny_run(*on_vllm(python), f"output={tmp_path / name}", "steps=6"))
 
     generate, calls = VllmEngine.generate, itertools.count(1)
 
@@ -256,7 +232,7 @@ def test_the_demo_learns(python: str, tmp_path: Path) -> None:
     assert main(["demo", "--output", str(tmp_path / "demo")]) == 0
     folder = DemoFolder(tmp_path / "demo")
     config = load_run_file(folder.rl_file, [*on_vllm(python), "steps=20", f"output={tmp_path / 'rl'}"]).config
-    train_rl(config, console=Console(quiet=True))
+    trained(config)
     history = read_history(tmp_path / "rl")
     accuracy = history["eval/accuracy"][1]
     assert accuracy[0] <= 0.65
@@ -277,7 +253,7 @@ def test_stories_become_happy(
         "logging.sinks=[]",
     ]
     config = load_run_file(STORIES / "run.yaml", [*given, *on_vllm(python)]).config
-    train_rl(config, console=Console(quiet=True))
+    trained(config)
     history = read_history(tmp_path / "run")
     curve = history["eval/sampled_reward_mean"][1]
     assert curve[-1] - curve[0] >= 0.4, curve

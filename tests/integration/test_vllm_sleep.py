@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from runs import rows_of
-
-from burnish.config.schema import RlConfig
-from burnish.trainers.cluster import train_rl
+from runs import BuildRl, rows_of, trained
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +26,7 @@ def loss(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT):
 
 
 @pytest.fixture
-def train(tiny_run: Callable[..., RlConfig], fake_vllm: Path, tmp_path: Path) -> Callable[..., list[str]]:
+def train(tiny_run: BuildRl, fake_vllm: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """Trains three steps with an evaluation after the second, and returns what vLLM was asked and when a loss was
     computed."""
     (tmp_path / "mine.py").write_text(LOSS)
@@ -46,7 +42,7 @@ def train(tiny_run: Callable[..., RlConfig], fake_vllm: Path, tmp_path: Path) ->
             evaluation={"every_steps": 2, "at_start": False},
             cluster={"lanes": 2, "threads": 1, "offload": offload, **cluster},
         )
-        train_rl(config, console=Console(quiet=True))
+        trained(config)
         return fake_vllm.read_text().splitlines()
 
     return run

@@ -13,6 +13,7 @@ A row is a dictionary: `name`; `says`, words of the message; and what makes it w
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sys
@@ -54,6 +55,15 @@ FILES = {
 
 def row(name: str, *says: str, **how: Any) -> Row:
     return {"name": name, "says": says, **how}
+
+
+def lines(rows: list[Any]) -> str:
+    return "".join(json.dumps(item) + "\n" for item in rows)
+
+
+def pairs(name: str, *says: str, rows: list[Any], **how: Any) -> Row:
+    """A row of `burnish rm` with these comparisons."""
+    return row(name, *says, base="rm", files={"pairs.jsonl": lines(rows)}, **how)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 
 from burnish.cli import main
 from burnish.config.schema_data import ModelConfig
+from burnish.errors import ConfigError, RewardError
 from burnish.models.reward_model import Readout, new_reward_model
 
-from .conftest import Refuse, Row
+from .conftest import Refuse, Row, pairs
 from .conftest import row as case
 
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
@@ -25,6 +27,7 @@ def check(name: str, *says: str, **how: Any) -> Row:
     return case(name, *says, command=("check", "run.yaml"), **how)
 
 
+NO_KL = "algorithm.kl_in=none algorithm.kl_coef=0"
 CONFIG = [
     case("misspelt key", "run.yaml:11", "optimization.learing_rate", "did you mean optimization.learning_rate?",
          text="optimization: {learing_rate: 1e-3}"),
@@ -119,30 +122,24 @@ CONFIG = [
          words="algorithm.mismatch_correction=token_mask algorithm.mismatch_low=3"),
     case("bounds above 1", "algorithm.mismatch_low is 1.2", "a weight of 1", "mismatch_low <= 1",
          words="algorithm.mismatch_correction=token_truncate algorithm.mismatch_low=1.2"),
-    case("skipping rows that balance the router", "algorithm.skip_zero_advantages is true", "model.router_aux_coef",
-         words="algorithm.skip_zero_advantages=true model.router_aux_coef=0.01"),
+    *(case(f"skipping rows that have a gradient: {word}", "algorithm.skip_zero_advantages is true", *says,
+           words=f"algorithm.skip_zero_advantages=true {more} {word}")
+      for word, more, *says in (
+        ("model.router_aux_coef=0.01", "", "model.router_aux_coef"),
+        ("algorithm.kl_in=loss", "algorithm.kl_coef=0.1", "algorithm.kl_in"),
+        ("algorithm.entropy_coef=0.01", NO_KL, "algorithm.entropy_coef"))),
+    *(case(f"skipping rows that the loss {loss} reads", "skip_zero_advantages",
+           words=f"algorithm.skip_zero_advantages=true {NO_KL} algorithm.loss={loss}") for loss in ("kimi", "kl_cov")),
     case("bounds that nothing reads", "algorithm.mismatch_low is 0.1", "mismatch_correction",
          words="algorithm.mismatch_low=0.1"),
     case("top-k without correction", "rollout.top_k is 50", "mismatch_correction", words="rollout.top_k=50"),
     case("vllm for another engine", "rollout.vllm.python is 'x'", "engine: vllm", words="rollout.vllm.python=x"),
-    case(
-        "vllm option that the run sets",
-        "rollout.vllm.options.max_num_seqs is set",
-        "rollout.max_batch_rows",
-        words="rollout.engine=vllm rollout.vllm.options.max_num_seqs=3",
-    ),
-    case(
-        "vllm with two filters",
-        "vLLM applies min_p first",
-        "use one of the two",
-        words="rollout.engine=vllm rollout.top_p=0.9 rollout.min_p=0.1 algorithm.mismatch_correction=token_truncate",
-    ),
-    case(
-        "vllm in an interpreter that is not there",
-        "rollout.vllm.python is 'no/python', which cannot be started",
-        "name the interpreter",
-        words="rollout.engine=vllm rollout.vllm.python=no/python",
-    ),
+    case("vllm option that the run sets", "rollout.vllm.options.max_num_seqs is set", "rollout.max_batch_rows",
+         words="rollout.engine=vllm rollout.vllm.options.max_num_seqs=3"),
+    case("vllm with two filters", "vLLM applies min_p first", "use one of the two",
+         words="rollout.engine=vllm rollout.top_p=0.9 rollout.min_p=0.1 algorithm.mismatch_correction=token_truncate"),
+    case("vllm in an interpreter that is not there", "rollout.vllm.python is 'no/python', which cannot be started",
+         "name the interpreter", words="rollout.engine=vllm rollout.vllm.python=no/python"),
     case("ratio without staleness", "algorithm.old_logprobs is trainer", "2 steps old", "mismatch_correction",
          words="max_staleness=2 algorithm.old_logprobs=trainer"),
     case("partial without anything ahead", "partial is true", "max_staleness is 0", "at least 1",
@@ -292,12 +289,6 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def pairs(name: str, *says: str, rows: list[dict[str, Any]], **how: Any) -> Row:
-    """A case for `burnish rm` with these rows of preferences."""
-    files = {"pairs.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
-    return case(name, *says, base="rm", files=files, **how)
-
-
 LEARNED = [
     pairs("identical pair", "pairs.jsonl:2", "chosen and rejected are identical", "bad_rows: drop",
           rows=[PAIR, {**PAIR, "rejected": "2"}]),
@@ -310,6 +301,8 @@ LEARNED = [
           rows=[{"prompt": "1", "completion": "2"}]),
     case("reward that is no reward model", "reward 'model:model'", "LlamaForCausalLM", "burnish rm",
          words="rewards=model:model"),
+    case("evaluation of a language model as a reward model", "is not a reward model", base="rm",
+         command=("eval", "run.yaml"), words="held_out_fraction=0.3"),
     case("missing reward model", "reward 'model:./rm'", "does not exist", words="rewards=model:./rm"),
     case("critic from a language model", "critic.init 'model' is not a reward model", "burnish rm",
          words="algorithm=ppo critic.init=./model"),
@@ -370,27 +363,27 @@ def test_a_plan_only_notes_what_another_folder_or_machine_would_allow(
     assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
+def test_a_system_without_shared_memory_is_named(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    says = "several processes, which need Linux, and this is Darwin"
+    refuse(case("Darwin", says, words="cluster.trainers=2"))
+
+
 def test_names_are_given_once() -> None:
     names = [row["name"] for row in CASES]
     assert len(names) == len(set(names))
 
 
 def test_debug_shows_the_traceback(folder: Path) -> None:
-    from burnish.errors import ConfigError
-
     with pytest.raises(ConfigError):
         main(["rl", "nowhere.yaml", "--debug"])
 
 
 def test_debug_shows_the_traceback_of_a_reward_file(folder: Path) -> None:
-    from burnish.errors import RewardError
-
     (folder / "reward.py").write_text("def helper():\n    return nothing\nhelper()\n")
     with pytest.raises(RewardError, match=r"NameError: .*reward\.py:2\)") as caught:
         main(["check", "run.yaml", "--debug"])
-    shown = str(caught.value.__cause__)
-    assert "Traceback" in shown
-    assert 'reward.py", line 3' in shown
+    assert all(words in str(caught.value.__cause__) for words in ("Traceback", 'reward.py", line 3'))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import struct
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Refuse, Row, row
+from .conftest import Refuse, Row, lines, pairs, row
 
 GOOD = '{"prompt": "1+2=", "answer": "03"}\n'
 CHECK = ("check", "run.yaml")
@@ -37,13 +38,7 @@ def line(name: str, *says: str, second: str | bytes, **how: Any) -> Row:
 
 
 def sft(name: str, *says: str, rows: list[Any], **how: Any) -> Row:
-    text = "".join(json.dumps(item) + "\n" for item in rows)
-    return row(name, *says, base="sft", files={"sft.jsonl": text}, **how)
-
-
-def pairs(name: str, *says: str, rows: list[Any], **how: Any) -> Row:
-    text = "".join(json.dumps(item) + "\n" for item in rows)
-    return row(name, *says, base="rm", files={"pairs.jsonl": text}, **how)
+    return row(name, *says, base="sft", files={"sft.jsonl": lines(rows)}, **how)
 
 
 def placed(make: Callable[[Path], None], name: str = "other.jsonl") -> dict[str, Any]:
@@ -57,8 +52,6 @@ def bomb(num_bytes: int) -> bytes:
 
 
 def parquet(values: list[Any], **options: Any) -> bytes:
-    import io
-
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
@@ -201,7 +194,7 @@ MEANING = [
 
 
 def prompts(name: str, *says: str, rows: list[Any], **how: Any) -> Row:
-    return row(name, *says, files={"train.jsonl": "".join(json.dumps(item) + "\n" for item in rows)}, **how)
+    return row(name, *says, files={"train.jsonl": lines(rows)}, **how)
 
 
 HUGE = "1" * 4_000_001

@@ -18,6 +18,7 @@ VALUES: list[Any] = [
     *(float("nan"), float("inf"), float("-inf"), "", " ", "1", "x", "\0", "\ud800", "~nobody/x", "a" * 5_000, "a\nb"),
     *([], [[]], [None], [1], ["x"], {}, {"": 1}, {"x": None}, {1: 2}, {"path": []}, {"name": None}, [{"path": {}}]),
 ]
+WRITTEN = ("", "=", "[", "{", "'", "!!int x", "*a", "&a", "1e400", "[1", "{a: ", "\0", "\udcff", "- -", "? ?")
 SECTIONS = {kind.name: kind.section for kind in all_kinds()}
 BASE = {"output": "run", "model": "./model", "data": {"train": "train.jsonl"}}
 OWN: dict[str, dict[str, Any]] = {
@@ -73,23 +74,7 @@ def test_is_taken_or_refused_by_name(kind: str) -> None:
 @pytest.mark.parametrize("kind", list(SECTIONS))
 def test_overrides_are_taken_or_refused_in_words(kind: str) -> None:
     for path in (path for of, path in CASES if of == kind):
-        for value in (
-            "",
-            "=",
-            "[",
-            "{",
-            "'",
-            "!!int x",
-            "*a",
-            "&a",
-            "1e400",
-            "[1",
-            "{a: ",
-            "\0",
-            "\udcff",
-            "- -",
-            "? ?",
-        ):
+        for value in WRITTEN:
             said = refusal(copy.deepcopy({**BASE, **OWN[kind]}), kind, f"{path.replace('.N', '.0')}={value}")
             assert said is None or "-> " in said, (path, value, said)
 
