@@ -168,8 +168,8 @@ class Board:
     def prompt(self, query: Query) -> object:
         """Return one prompt in all steps that are indexed, and how many are not yet."""
         kind: Kind = query.choice("kind", get_args(Kind))
-        index, until = self._one(query).index, time.monotonic() + INDEXING_SECONDS
-        missing = index.missing(kind)
+        index = self._one(query).index
+        missing, until = index.missing(kind), time.monotonic() + INDEXING_SECONDS  # many files take long to list
         while missing and time.monotonic() < until:
             index.add(kind, missing.pop())
         return {"sightings": sightings(index, kind, query.text("prompt")), "missing": len(missing)}
@@ -222,10 +222,7 @@ def _filter(query: Query) -> ResponseFilter:
 
 def _pass_on(folder: Path, request: Request, *, on: bool) -> None:
     try:
-        if on:
-            ask(folder, request)
-        else:
-            take(folder, request)
+        (ask if on else take)(folder, request)
     except OSError as error:
         remedy = "start the board as the owner of that folder"
         raise DataError(f"cannot write below {folder}: {error.strerror}", remedy=remedy) from error

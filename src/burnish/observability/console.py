@@ -66,6 +66,7 @@ OVERALL_SPEEDS = ("throughput/response_tokens_per_second", "throughput/tokens_pe
 
 ROUNDING = 1e-6
 """Smaller values are shown as 0: they are the noise of float32."""
+_SUM_OVER_TOKENS, _TOKENS = "kl/reference", "rollout/response_tokens_mean"
 _VISIBLE_ROWS = 8
 _GAP = 2
 """Columns between two columns of the live table."""
@@ -201,9 +202,13 @@ def say(console: Console, lines: Iterable[str]) -> None:
         console.print(hidden(line), highlight=False, markup=False, soft_wrap=True)
 
 
-def number_text(value: float, spec: str) -> str:
-    """Format a number. One that is smaller than its rounding reads 0, without a sign."""
-    return format(0.0 if abs(value) < ROUNDING else value, f"z{spec}")
+def number_text(value: float, spec: str, terms: float = 1) -> str:
+    """Format a number, or a sum of so many. One that is smaller than its rounding reads 0, without a sign."""
+    return format(0.0 if abs(value) < ROUNDING * terms else value, f"z{spec}")
+
+
+def _metric_text(row: Mapping[str, float], name: str, spec: str) -> str:
+    return number_text(row[name], spec, row.get(_TOKENS, 1) if name == _SUM_OVER_TOKENS else 1)
 
 
 def columns_of(known: Mapping[str, float], *, verbose: bool) -> list[tuple[str, str, str]]:
@@ -223,7 +228,7 @@ def table_of(
     known = {name: value for row in rows for name, value in row.items()} if known is None else known
     shown = columns_of(known, verbose=verbose)
     headings = ["step", *(heading for heading, _, _ in shown)]
-    cells = ([number_text(row[name], spec) if name in row else "" for _, name, spec in shown] for row in rows)
+    cells = ([_metric_text(row, name, spec) if name in row else "" for _, name, spec in shown] for row in rows)
     return [headings, *([str(row["step"]), *texts] for row, texts in zip(rows, cells, strict=True))]
 
 
@@ -265,7 +270,7 @@ def with_interval(row: Mapping[str, float], name: str, spec: str) -> str:
     if name not in row:
         return ""
     ends = [number_text(row[end], spec) for end in (f"{name}_low", f"{name}_high") if end in row]
-    return number_text(row[name], spec) + (f" ({' to '.join(ends)})" if ends else "")
+    return _metric_text(row, name, spec) + (f" ({' to '.join(ends)})" if ends else "")
 
 
 def speed_text(row: Mapping[str, float], *, verbose: bool) -> str:

@@ -60,6 +60,11 @@ def test_a_number_below_its_rounding_reads_zero(value: float, spec: str, text: s
     assert number_text(value, spec) == text
 
 
+def test_a_sum_over_tokens_has_their_rounding_and_a_small_one_of_few_tokens_is_shown() -> None:
+    lines = [plain_line(1, 2, {"kl/reference": 2e-5, "rollout/response_tokens_mean": n}, None) for n in (32.0, 4.0)]
+    assert [line.split()[-1] for line in lines] == ["0", "2e-05"]
+
+
 def test_plain_every_keeps_evaluations_and_the_last_step() -> None:
     display, console, _ = plain(plain_every=4)
     with display:
