@@ -90,15 +90,9 @@ def test_three_algorithms_are_compared(tmp_path: Path) -> None:
 
 def test_an_interrupt_finishes_the_step_and_leaves_signals_alone(tiny_run: Any, tmp_path: Path) -> None:
     config = tiny_run("steps=50").model_dump(mode="json", exclude_unset=True)
-    notebook = nbformat.v4.new_notebook(
-        cells=[
-            nbformat.v4.new_code_cell(TRAINING.replace("CONFIG", repr(config))),
-            nbformat.v4.new_code_cell(
-                "print(run.step, run.stopped, len(run.checkpoints), set(found) == {signal.default_int_handler})"
-            ),
-        ]
-    )
-    executed = _executed(notebook, tmp_path)
+    told = "print(run.step, run.stopped, len(run.checkpoints), set(found) == {signal.default_int_handler})"
+    cells = map(nbformat.v4.new_code_cell, (TRAINING.replace("CONFIG", repr(config)), told))
+    executed = _executed(nbformat.v4.new_notebook(cells=list(cells)), tmp_path)
     step, stopped, checkpoints, default = executed.cells[1]["outputs"][0]["text"].split()
     assert int(step) < 50
     assert (stopped, checkpoints, default) == ("True", "1", "True")

@@ -115,19 +115,12 @@ def test_gradient_checkpointing_changes_no_number(tiny_run: BuildRl, tmp_path: P
 
 
 def test_weighted_sources_show_by_domain(tiny_run: BuildRl, tiny_task: Path) -> None:
-    train, held_out = str(tiny_task / "train.jsonl"), str(tiny_task / "eval.jsonl")
-    config = tiny_run(
-        "steps=1",
-        "rollout.prompts_per_step=8",
-        "evaluation.every_steps=1",
-        data={
-            "train": [
-                {"path": train, "domain": "often", "weight": 3.0},
-                {"path": train, "domain": "seldom", "weight": 1.0},
-            ],
-            "eval": [{"path": held_out, "domain": "left"}, {"path": held_out, "domain": "right", "limit": 5}],
-        },
-    )
+    train, held_out = ({"path": f"{tiny_task}/{name}.jsonl"} for name in ("train", "eval"))
+    data = {
+        "train": [{**train, "domain": "often", "weight": 3.0}, {**train, "domain": "seldom", "weight": 1.0}],
+        "eval": [{**held_out, "domain": "left"}, {**held_out, "domain": "right", "limit": 5}],
+    }
+    config = tiny_run("steps=1", "rollout.prompts_per_step=8", "evaluation.every_steps=1", data=data)
     (row,) = trained_rows(config)
     lines = rollouts_of(config.output)
     for domain, prompts in (("often", 6), ("seldom", 2)):
@@ -336,14 +329,9 @@ def test_responses_without_an_advantage_can_be_left_out(tiny_run: BuildRl, tiny_
 
 def test_a_run_in_which_no_response_has_an_advantage(tiny_run: BuildRl, tmp_path: Path) -> None:
     (tmp_path / "same.py").write_text("def same(prompt, response, **_):\n    return 1.0\n")
-    config = tiny_run(
-        "steps=2",
-        *NO_KL,
-        "algorithm.skip_zero_advantages=true",
-        rewards=[{"name": f"{tmp_path}/same.py:same"}],
-        optimization={"weight_decay": 0.1, "learning_rate": 1e-2},
-    )
-    rows = trained_rows(config)
+    rewards, optimization = [{"name": f"{tmp_path}/same.py:same"}], {"weight_decay": 0.1, "learning_rate": 1e-2}
+    words = ("steps=2", *NO_KL, "algorithm.skip_zero_advantages=true")
+    rows = trained_rows(config := tiny_run(*words, rewards=rewards, optimization=optimization))
     assert [row["policy/skipped_fraction"] for row in rows] == [1.0, 1.0]
     assert [row["policy/loss"] for row in rows] == [0.0, 0.0]
     assert [row["policy/grad_norm"] for row in rows] == [0.0, 0.0]

@@ -28,17 +28,15 @@ def folder(tiny_run: BuildRl, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_reproduces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_reproduces_and_a_record_of_something_else_does_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = sorted(path.name for path in folder.iterdir())
     assert main(["verify", str(folder), "--step", "0", "--step", "2"]) == 0
     said = capsys.readouterr().out
     assert "steps 1 to 2: the same, bit for bit" in said
     assert "steps 3 to 4: the same, bit for bit" in said
     assert sorted(path.name for path in folder.iterdir()) == before
-
-
-@pytest.mark.slow
-def test_a_record_of_something_else_does_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "rollouts/step-000005.jsonl"
     lines = lines_of(path)
     lines[1]["reward"] += 0.5
