@@ -244,13 +244,11 @@ def test_a_bonus_does_not_solve_and_a_learned_reward_has_no_accuracy(tiny_run: B
     """A bonus of 1 for every response: weighted sums of 1 and more, and yet nothing is solved by it."""
     (tmp_path / "bonus.py").write_text("def bonus(response):\n    return 1.0\n")
     bonus = {"name": f"{tmp_path}/bonus.py:bonus"}
-    with_bonus = tiny_run(rewards=["exact", bonus])
-    report = evaluate_run(with_bonus, console=Console(quiet=True))
+    report = evaluate_run(tiny_run(rewards=["exact", bonus]), console=Console(quiet=True))
     assert report.metrics["eval/reward_mean"] >= 1.0
     assert report.metrics["eval/accuracy"] == report.metrics["eval/part/exact"] < 1.0
     said = io.StringIO()
-    alone = tiny_run("evaluation.samples=2", rewards=[bonus])
-    report = evaluate_run(alone, console=Console(file=said, width=200))
+    report = evaluate_run(tiny_run("evaluation.samples=2", rewards=[bonus]), console=Console(file=said, width=200))
     assert not {"eval/accuracy", "eval/pass@1", "eval/maj@2"} & report.metrics.keys()
     assert said.getvalue().count("accuracy, pass@k and maj@k are not measured") == 1
 

@@ -148,8 +148,7 @@ class Board:
     def configurations(self, query: Query) -> object:
         """Return the fields in which the named runs differ from the defaults or from each other, and their files."""
         found = [run.configuration() for run in self._named(query)]
-        texts = {one.name: one.text or "" for one in found}
-        return {"rows": configuration_table(found), "texts": texts}
+        return {"rows": configuration_table(found), "texts": {one.name: one.text or "" for one in found}}
 
     def groups(self, query: Query) -> object:
         """Return the groups of a step."""

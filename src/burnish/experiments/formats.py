@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from burnish.algorithms.statistics import Interval
 from burnish.types import Json
 
-_LATEX = {character: f"\\{character}" for character in "_%#&${}"} | {"~": "\\textasciitilde{}", "\\": "/"}
+_LATEX = {character: f"\\{character}" for character in "_%#&${}"} | {"~": "\\textasciitilde{}", "^": "\\^{}", "\\": "/"}
 _COLUMNS = 79
 _DECIMALS = 3
 _MOST_DECIMALS = 6

@@ -52,10 +52,8 @@ class RecordedRun:
 
     def tokens_until(self, step: int) -> float | None:
         """Tokens of all steps up to this one. None if the run does not count any."""
-        for name in TOKENS:
-            if name in self.metrics:
-                return sum(value for at, value in zip(*self.metrics[name], strict=True) if at <= step)
-        return None
+        name = next((name for name in TOKENS if name in self.metrics), None)
+        return None if name is None else sum(n for at, n in zip(*self.metrics[name], strict=True) if at <= step)
 
 
 def read_runs(folders: Sequence[Path], notes: list[str]) -> list[RecordedRun]:

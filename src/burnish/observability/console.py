@@ -67,6 +67,8 @@ OVERALL_SPEEDS = ("throughput/response_tokens_per_second", "throughput/tokens_pe
 ROUNDING = 1e-6
 """Smaller values are shown as 0: they are the noise of float32."""
 _SUM_OVER_TOKENS, _TOKENS = "kl/reference", "rollout/response_tokens_mean"
+_LINE_CHARACTERS = 160
+"""Of a line without `verbose`, which is read in terminals and logs."""
 _VISIBLE_ROWS = 8
 _GAP = 2
 """Columns between two columns of the live table."""
@@ -258,11 +260,15 @@ def _by_number(name: str) -> tuple[int, str]:
 def plain_line(
     step: int, total_steps: int, row: Mapping[str, float], seconds_left: float | None, *, verbose: bool = False
 ) -> str:
-    """Format one line with all columns of a row of the table."""
-    cells = [f"{heading} {with_interval(row, name, spec)}" for heading, name, spec in columns_of(row, verbose=verbose)]
-    speed = speed_text(row, verbose=verbose)
-    left = "" if seconds_left is None else f"{duration(seconds_left)} left"
-    return "  ".join(piece for piece in (f"step {step}/{total_steps}", *cells, speed, left) if piece)
+    """Format one line with all columns of a row of the table. Intervals have to give way in one that is too long."""
+    ends = (speed_text(row, verbose=verbose), "" if seconds_left is None else f"{duration(seconds_left)} left")
+
+    def line(told: Callable[[Mapping[str, float], str, str], str]) -> str:
+        cells = [f"{heading} {told(row, name, spec)}" for heading, name, spec in columns_of(row, verbose=verbose)]
+        return "  ".join(piece for piece in (f"step {step}/{total_steps}", *cells, *ends) if piece)
+
+    whole = line(with_interval)
+    return whole if verbose or len(whole) <= _LINE_CHARACTERS else line(_metric_text)
 
 
 def with_interval(row: Mapping[str, float], name: str, spec: str) -> str:

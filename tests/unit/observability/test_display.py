@@ -46,10 +46,12 @@ def test_a_verbose_line_has_every_column_and_each_speed() -> None:
 
 
 def test_a_line_has_at_most_160_characters() -> None:
-    row = {metric: -123.456 for _, metric, _ in COLUMNS} | {"throughput/response_tokens_per_second": 123_456.0}
     of_others = {"train/loss", "eval/loss", "eval/token_accuracy", "preference/margin"}
-    of_rl = {name: value for name, value in row.items() if name not in of_others}
-    assert len(plain_line(99_999, 100_000, of_rl, 360_000)) <= 160
+    row = {metric: -123.456 for _, metric, _ in COLUMNS if metric not in of_others}
+    row |= dict.fromkeys(("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high"), 0.999)
+    line = plain_line(99_999, 100_000, row | {"throughput/response_tokens_per_second": 123_456.0}, 360_000)
+    assert len(line) <= 160
+    assert "accuracy 99.9%  length" in line  # without its interval, for which there is no room
 
 
 @pytest.mark.parametrize(
