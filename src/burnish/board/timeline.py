@@ -46,14 +46,11 @@ def picture_of(folder: Path, first: int, last: int) -> Picture:
     phases: dict[str, list[Interval]] = {}
     for span in main:
         phases.setdefault(span.work, []).append((span.began, span.ended))
+    ends = {step: [span.ended for span in found if span.process == MAIN] for step, found in by_step.items()}
     whole = max(ended - began, 1e-9)
     return {
         "seconds": ended - began,
-        "ends": {
-            step: max(span.ended for span in found if span.process == MAIN) - began
-            for step, found in by_step.items()
-            if any(span.process == MAIN for span in found)
-        },
+        "ends": {step: max(moments) - began for step, moments in ends.items() if moments},
         "phases": {name: _length(intervals) / whole for name, intervals in phases.items()},
         "lanes": [
             _lane(process, [span for span in within if span.process == process], phases, began, whole)

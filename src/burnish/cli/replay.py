@@ -172,12 +172,15 @@ def show_changes(rows: Sequence[Replayed], console: Console) -> None:
 def _show_estimates(
     rows: Sequence[ReplayedGradient], recorded: Mapping[int, Mapping[str, float]], console: Console
 ) -> None:
-    """Print a row for each step and algorithm, after what the step itself logged (the mean of its updates)."""
+    """Print a row for each step and algorithm, after what the step itself logged."""
     shown = []
     for row in rows:
         if row.algorithm == OWN:
-            logged = [_number(recorded.get(row.step, {}).get(name)) for name in (*_LOGGED, "policy/grad_norm")]
-            shown.append((str(row.step), "(logged)", *logged, "", ""))
+            logged = recorded.get(row.step, {})
+            updates = logged.get("policy/optimizer_steps", 1)
+            several = f", mean of {updates:.0f} updates" if updates > 1 else ""
+            numbers = [_number(logged.get(name)) for name in (*_LOGGED, "policy/grad_norm")]
+            shown.append((str(row.step), f"(logged{several})", *numbers, "", ""))
         numbers = [_number(row.metrics.get(name)) for name in _LOGGED]
         numbers += [_number(value) for value in (row.norm, row.cosine, row.signal_to_noise)]
         shown.append((str(row.step), row.algorithm, *numbers))
