@@ -181,9 +181,8 @@ def _show_estimates(
             several = f", mean of {updates:.0f} updates" if updates > 1 else ""
             numbers = [_number(logged.get(name)) for name in (*_LOGGED, "policy/grad_norm")]
             shown.append((str(row.step), f"(logged{several})", *numbers, "", ""))
-        numbers = [_number(row.metrics.get(name)) for name in _LOGGED]
-        numbers += [_number(value) for value in (row.norm, row.cosine, row.signal_to_noise)]
-        shown.append((str(row.step), row.algorithm, *numbers))
+        values = (*map(row.metrics.get, _LOGGED), row.norm, row.cosine, row.signal_to_noise)
+        shown.append((str(row.step), row.algorithm, *map(_number, values)))
     headings = ("step", "algorithm", "loss", "KL", "clipped", "norm", "cosine", "signal-to-noise")
     show_table(console, headings, shown, title="gradients")
 

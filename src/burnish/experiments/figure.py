@@ -43,6 +43,7 @@ def draw(curves: Sequence[Curve], path: Path, *, metric: str, threshold: float |
     if threshold is not None:
         axes.axhline(threshold, color="#888888", linewidth=0.8, linestyle=":")
     axes.set(xlabel="step", ylabel=metric)
+    axes.locator_params(axis="x", integer=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, title="mean (runs), band: 95 % interval")
     same_bytes = rc_context({"svg.hashsalt": "burnish", "svg.fonttype": "none"})
