@@ -153,6 +153,7 @@ def test_a_run_grows_on_a_narrow_page_and_its_fork_is_a_branch(page: Any, tmp_pa
         page.wait_for_function("() => [...state.drawn.values()][0].lines[0].steps.at(-1) === 10")
         page.goto(f"{url_of(listener, '127.0.0.1')}/#run=fork")
         page.wait_for_selector(f"#facts:has-text('forked from {first} at step 5')")
+        page.goto("about:blank")  # the end of the server is no problem of the page
 
 
 def test_runs_are_ordered_by_score_and_overlaid_together(page: Any, url: str) -> None:
