@@ -329,7 +329,7 @@ def test_a_run_in_which_no_response_has_an_advantage(tiny_run: BuildRl, tmp_path
     (tmp_path / "same.py").write_text("def same(prompt, response, **_):\n    return 1.0\n")
     rewards, optimization = [{"name": f"{tmp_path}/same.py:same"}], {"weight_decay": 0.1, "learning_rate": 1e-2}
     words = ("steps=2", *NO_KL, "algorithm.skip_zero_advantages=true")
-    rows = trained_rows(config := tiny_run(*words, rewards=rewards, optimization=optimization))
+    rows = trained_rows(tiny_run(*words, rewards=rewards, optimization=optimization))
     assert [row["policy/skipped_fraction"] for row in rows] == [1.0, 1.0]
     assert [row["policy/loss"] for row in rows] == [0.0, 0.0]
     assert [row["policy/grad_norm"] for row in rows] == [0.0, 0.0]
