@@ -251,9 +251,10 @@ class OpenEnvSession:
         self._server = server
         each = dict.fromkeys(("open_timeout", "ping_interval", "ping_timeout"), server.timeout)
         more = {**each, "close_timeout": 1, "max_size": _LARGEST, "proxy": None if server.is_here() else True}
+        self._opened = contextlib.ExitStack()
         try:  # pings end the connection if nobody is there any more, also while a message is sent
             address = f"ws{server.url.removeprefix('http')}/ws"
-            self._socket = connect(address, additional_headers=server.headers, **more)
+            self._socket = self._opened.enter_context(connect(address, additional_headers=server.headers, **more))
         except (OSError, WebSocketException) as error:
             raise _NoSessionError(server.failed(f"cannot be reached: {error}").message, remedy=_START) from error
 
@@ -281,7 +282,7 @@ class OpenEnvSession:
         """End the session, if it has not ended."""
         with contextlib.suppress(OSError, WebSocketException):  # it may be gone already
             self._socket.send('{"type": "close"}')
-        self._socket.close()
+        self._opened.close()
 
     def _exchange(self, kind: str, data: Mapping[str, Any]) -> Any:
         try:
@@ -289,7 +290,7 @@ class OpenEnvSession:
                 self._socket.send(json.dumps({"type": kind, "data": data}, allow_nan=False))
             return json.loads(self._socket.recv(timeout=self._server.timeout))
         except TimeoutError as error:
-            self._socket.close()
+            self._opened.close()
             why = f"did not answer {kind!r} in {self._server.timeout:g} seconds"
             raise self._server.failed(why, "if it is only slow, raise timeout_seconds in the options") from error
         except (OSError, WebSocketException) as error:

@@ -267,10 +267,10 @@ def test_a_server_that_asks_for_a_token(server: Serve, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("value", "variable", "why"),
     [
-        (None, "BURNISH_TEST_TOKEN", "'BURNISH_TEST_TOKEN' is not set for it"),
-        (" ", "BURNISH_TEST_TOKEN", "is not set for it"),
-        ("séc\nret", "BURNISH_TEST_TOKEN", "holds what no header can hold"),
-        ("secret", 3, "whose token_variable 3 is not set"),
+        (None, "BURNISH_TEST_TOKEN", "names BURNISH_TEST_TOKEN, which is not set"),
+        (" ", "BURNISH_TEST_TOKEN", "names BURNISH_TEST_TOKEN, which is not set"),
+        ("séc\nret", "BURNISH_TEST_TOKEN", "which has a line break or other characters"),
+        ("secret", 3, r"whose token_variable names \(masked\), which is not set"),
     ],
 )
 def test_tokens_that_cannot_be_used(
