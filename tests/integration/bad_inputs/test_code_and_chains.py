@@ -19,50 +19,30 @@ def reward(name: str, code: str, *says: str, **how: Any) -> Row:
 
 LOADING = [
     reward("interrupted at import", "raise KeyboardInterrupt\n", "KeyboardInterrupt", "reward.py:1"),
-    reward(
-        "own kind of BaseException at import",
-        "class Odd(BaseException): ...\nraise Odd('no')",
-        "Odd: no",
-        "reward.py:2",
-    ),
+    reward("own kind of BaseException at import", "class Odd(BaseException): ...\nraise Odd('no')", "Odd: no",
+           "reward.py:2"),
     reward("GeneratorExit at import", "raise GeneratorExit", "GeneratorExit", "reward.py:1"),
     reward("exit at import", "import sys\nsys.exit(0)", "SystemExit: 0", "reward.py:2"),
     row("hard exit at import", "loading 'digits'", "exit status 5", files={"reward.py": "import os\nos._exit(5)"}),
     row("crash at import", "SIGSEGV", files={"reward.py": "import os\nos.kill(os.getpid(), 11)"}),
-    reward(
-        "endless loop at import",
-        "while True: pass",
-        "within 1 seconds",
-        "scoring.start_timeout_seconds",
-        words="scoring.start_timeout_seconds=1",
-    ),
-    reward(
-        "stopped at import",
-        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
-        "within 1 seconds",
-        words="scoring.start_timeout_seconds=1",
-    ),
+    reward("endless loop at import", "while True: pass", "within 1 seconds", "scoring.start_timeout_seconds",
+           words="scoring.start_timeout_seconds=1"),
+    reward("stopped at import", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", "within 1 seconds",
+           words="scoring.start_timeout_seconds=1"),
     reward("endless recursion at import", "def f(): f()\nf()", "RecursionError"),
     reward("an error of ten million letters", "raise ValueError('x' * 10**7)", "ValueError"),
     reward("an error without text", "class E(Exception):\n  def __str__(self): raise RuntimeError\nraise E", "reward"),
     reward("waits for the keyboard", "input()", "EOFError"),
-    reward("no function", "digits = 5", "is not a function or class"),
     reward("a class without __call__", "class digits: ...", "no __call__ method"),
-    reward("a positional parameter", "def digits(response, /): return 1.0", "positional parameter"),
-]
+]  # fmt: skip
 CALLING = [
     reward("interrupted", REWARD + "raise KeyboardInterrupt", "KeyboardInterrupt", "reward.py:2", "--debug"),
     reward("exits", REWARD + "exit(3)", "SystemExit: 3", "reward.py:2"),
     reward("fails", REWARD + "return 1 / 0", "ZeroDivisionError: division by zero", "reward.py:2"),
     reward("interrupted while awaited", "async " + REWARD + "raise KeyboardInterrupt", "KeyboardInterrupt"),
-    row(
-        "no answer in the data",
-        "TypeError",
-        "reward.py",
-        files={"d.jsonl": '{"prompt": "1+1="}\n' * 3},
-        words="data.train=d.jsonl",
-    ),
-]
+    row("no answer in the data", "TypeError", "reward.py", files={"d.jsonl": '{"prompt": "1+1="}\n' * 3},
+        words="data.train=d.jsonl"),
+]  # fmt: skip
 NAMES = [
     row(f"reward named {name}", *says, words=[f"rewards={json.dumps(name)}"])
     for name, *says in (
@@ -130,7 +110,7 @@ PLANS = [
 ROWS = [*LOADING, *CALLING, *NAMES, *PARTS, *CHAINS, *PLANS]
 
 
-@pytest.mark.slow_cases("1[0-9]-*", "2[013-7]-*", "[23469]-*")
+@pytest.mark.slow_cases("1[0-9]-*", "2[1-5]-*", "[23469]-*")
 @pytest.mark.parametrize("case", ROWS, ids=[f"{number}-{case['name'][:40]}" for number, case in enumerate(ROWS)])
 def test_is_refused_in_one_message(case: Row, refuse: Refuse) -> None:
     refuse(case)

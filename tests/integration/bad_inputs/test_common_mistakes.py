@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from burnish.cli import main
-from burnish.config.schema_data import ModelConfig
 from burnish.errors import ConfigError, RewardError
-from burnish.models.reward_model import Readout, new_reward_model
 
-from .conftest import Refuse, Row, pairs
+from .conftest import Refuse, Row
 from .conftest import row as case
-
-PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
-FOUR = {"prompt": "1+1=", "responses": ["1", "2", "3"], "best": 1}
 
 
 def check(name: str, *says: str, **how: Any) -> Row:
@@ -50,10 +43,6 @@ CONFIG = [
     case("unknown choice", "algorithm.kl_in is 'rewards'", "did you mean 'reward'?", words="algorithm.kl_in=rewards"),
     case("unknown sink", "logging.sinks.0 is 'tensorbord'", "did you mean 'tensorboard'?",
          words="logging.sinks=tensorbord"),
-    case("sink of no module", "logging.sinks is 'sinks_of_mine:Csv'", "cannot import module 'sinks_of_mine'",
-         words="logging.sinks=sinks_of_mine:Csv"),
-    case("sink without methods", "logging.sinks is 'json:JSONDecoder'", "no method write and no close", "MetricSink",
-         words="logging.sinks=json:JSONDecoder"),
     case("unknown preset", "algorithm.preset 'gropo'", "did you mean 'grpo'?", words="algorithm=gropo"),
     case("unknown estimator", "algorithm.estimator 'rlo'", "did you mean 'rloo'?", words="algorithm.estimator=rlo"),
     case("unknown loss", "algorithm.loss 'ppo_clipp'", "did you mean 'ppo_clip'?", words="algorithm.loss=ppo_clipp"),
@@ -69,12 +58,8 @@ CONFIG = [
          "model:PATH", words="algorithm=tldr_2020"),
     case("position without a token", "scoring.truncate_after is 2", "truncate_token is not set",
          words="scoring.truncate_after=2"),
-    case("position behind the response", "scoring.truncate_after is 4", "at most 4 tokens",
-         words="scoring.truncate_token='1' scoring.truncate_after=4"),
     case("token that is two", "scoring.truncate_token is '12'", "not one", "'2']", words="scoring.truncate_token='12'"),
     case("token of no alphabet", "scoring.truncate_token 'x'", "name a token", words="scoring.truncate_token=x"),
-    case("fixed length that is never complete", "scoring.incomplete_score is -1", "no response ends",
-         words="rollout.ignore_eos=true scoring.incomplete_score=-1"),
     case("fixed length and truncation masked", "algorithm.mask_truncated", "ignore_eos", "remove mask_truncated",
          words="rollout.ignore_eos=true algorithm.mask_truncated=true"),
     case("query without an end", "data.query.end_text is missing", words="data.query.start_text=."),
@@ -85,10 +70,6 @@ CONFIG = [
     case("group of one", "rollout.group_size is 1", "'grpo' compares", "2 or more", words="rollout.group_size=1"),
     case("refilling groups of one", "rollout.group_size is 1", "dynamic_sampling",
          words="algorithm=reinforce_plus_plus rollout.group_size=1 algorithm.dynamic_sampling=true"),
-    case("more minibatches than responses", "optimization.minibatches is 9", "only 4 responses", "at most 4",
-         words="optimization.minibatches=9"),
-    case("warm-up longer than the run", "optimization.warmup_steps is 50", "makes 2 optimizer steps", "at most 2",
-         words="optimization.warmup_steps=50"),
     case("KL weight without KL", "algorithm.kl_coef is 0.1", "kl_in is none", "set algorithm.kl_in",
          words="algorithm=dr_grpo algorithm.kl_coef=0.1"),
     case("KL without weight", "algorithm.kl_coef is 0", "kl_in is loss", "set kl_coef",
@@ -99,8 +80,6 @@ CONFIG = [
          words="algorithm=rloo algorithm.kl_estimator=k3+"),
     case("whitened rewards, greedy baseline", "algorithm.whiten_rewards is true", "set it to false",
          words="algorithm=remax algorithm.whiten_rewards=true"),
-    case("whitened rewards, whitened returns", "algorithm.whiten_rewards is true", "longer responses",
-         words="algorithm=reinforce_plus_plus algorithm.whiten_rewards=true"),
     case("whitening of nothing over minibatches", "algorithm.whiten_over is minibatch", "whiten_rewards",
          words="algorithm.whiten_over=minibatch"),
     case("group rewards whitened by minibatch", "algorithm.whiten_over is minibatch", "the estimator 'rloo' reads more",
@@ -114,8 +93,6 @@ CONFIG = [
          words="algorithm=rloo algorithm.clip_low=0.3"),
     case("no clip for a loss that clips", "algorithm.clip_low is null", "'ppo_clip' clips",
          words="algorithm.clip_low=null"),
-    case("default clip for a loss of another kind", "algorithm.clip_low is left at its default", "0.0003",
-         words="algorithm.loss=gspo"),
     case("discount that nothing reads", "algorithm.gamma is 0.9", "'grpo' has no discount",
          words="algorithm.gamma=0.9"),
     case("bounds upside down", "algorithm.mismatch_low is 3", "mismatch_high 2", "low < high",
@@ -144,7 +121,6 @@ CONFIG = [
          words="max_staleness=2 algorithm.old_logprobs=trainer"),
     case("partial without anything ahead", "partial is true", "max_staleness is 0", "at least 1",
          words="partial=true cluster.rollout_workers=1"),
-    case("partial without workers", "partial is true", "rollout_workers is 0", words="partial=true max_staleness=1"),
     case("partial with an engine that cannot stop", "partial is true", "'vllm' cannot stop", "StoppableEngine",
          words="partial=true max_staleness=1 cluster.rollout_workers=1 rollout.engine=vllm"),
     case("correction of nothing", "algorithm.old_logprobs is sampler", "token_mask has nothing to correct",
@@ -157,12 +133,8 @@ CONFIG = [
       for field, number in (("threads", 100_000), ("lanes", 10**9), ("trainers", 10**6), ("rollout_workers", 10**9))),
     case("sharded weights that trainers sample with", "cluster.sharding is full", "needs whole weights", "at least 1",
          words="cluster.trainers=2 cluster.sharding=full"),
-    case("a process twice", "cluster.own_process.1 critic is named twice", "keep one of the two",
-         words="cluster.own_process=[critic,critic] algorithm.preset=ppo"),
     case("a process for the policy", "cluster.own_process.0 is 'policy'", "one of reference, teacher, critic",
          words="cluster.own_process=policy"),
-    case("a critic beside one process", "cluster.backend is inline", "a separate process for the critic",
-         words="cluster.backend=inline cluster.own_process=critic algorithm.preset=ppo"),
     case("rest for a process of its own", "cluster.offload names critic", "the critic runs in a separate process",
          words="cluster.own_process=critic cluster.offload=critic algorithm.preset=ppo"),
     case("no rewards", "rewards is empty", "rewards: math", words="rewards=[]"),
@@ -176,7 +148,6 @@ CONFIG = [
          words="scoring.failure_score=0"),
     case("policy without the score of failures", "scoring.failure_score is not set", "on_failure is score",
          words="scoring.on_failure=score"),
-    case("two rewards of one name", "rewards.1.label 'math'", "own label", words="rewards=[math,math]"),
     case("all weights zero", "rewards.0.weight is 0", "give one a weight", words="rewards.0.weight=0"),
     case("repeated key", "run.yaml:11", "steps: the key is given twice, first on line 7", "keep one", text="steps: 3"),
     case("broken YAML", "run.yaml", "line 12", "not readable as YAML", "indentation", text="a: [1, 2\nb: 3"),
@@ -195,46 +166,20 @@ DATA = [
     check("missing data file", "trian.jsonl", "no such file", "did you mean 'train.jsonl'?",
           words="data.train=trian.jsonl"),
     check("malformed line", "train.jsonl:2", "JSON", files={"train.jsonl": ROW + '{"prompt": "1+1=\n'}),
-    check("row that is no object", "train.jsonl:2", files={"train.jsonl": ROW + "[1, 2]\n"}),
-    check("empty data set", "train.jsonl", "is empty", files={"train.jsonl": ""}),
-    check("missing column", "anser", "answer", words="data.train.0.columns.answer=anser"),
-    check("no prompt column", "train.jsonl", "columns", files={"train.jsonl": '{"x": 1, "y": 2}\n'}),
-    check("prompt that is a number", "train.jsonl:2", "prompt",
-          files={"train.jsonl": ROW + '{"prompt": 5, "answer": 1}\n'}),
     check("template with an unknown column", "qestion", words="data.train.0.prompt_template={qestion}"),
-    check("messages without a role", "train.jsonl:1", "role",
-          files={"train.jsonl": '{"messages": [{"content": "1+1="}], "answer": "2"}\n'}),
-    check("unknown kind of file", "train.xyz", words="data.train=train.xyz", files={"train.xyz": "x"}),
     case("prompt longer than the context", "train.jsonl:1", "40 tokens", "context is 32",
          words="rollout.max_prompt_tokens=64", files={"train.jsonl": json.dumps({"prompt": "1" * 40, "answer": "1"})}),
-    case("over-long prompt as an error", "train.jsonl:2", "max_prompt_tokens 8", "data.over_long",
-         words="data.over_long=error", files={"train.jsonl": ROW + json.dumps({"prompt": "1" * 12, "answer": "1"})}),
-    case("every prompt too long", "train.jsonl", "rows can be used", words="rollout.max_prompt_tokens=2"),
-    case("tokenizer without chat template", "chat template", "model.chat_template",
-         files={"train.jsonl": '{"messages": [{"role": "user", "content": "1+1="}], "answer": "2"}\n'}),
 ]  # fmt: skip
 
 MODEL = [
     case("missing model folder", "'./modle' does not exist", "did you mean", words="model=./modle"),
-    case("model path that is a file", "is a file", "folder", words="model=./train.jsonl"),
-    case("folder without config.json", "no config.json", "model.path", words="model=./other",
-         files={"other/x.txt": ""}),
     case("pickle weights", "pickle weights (pytorch_model.bin)", "convert it", words="model=./pickled",
          files={"pickled/config.json": '{"model_type": "llama"}', "pickled/pytorch_model.bin": "x"}),
-    case("folder without weights", "no weights", "from_scratch", words="model=./bare",
-         files={"bare/config.json": '{"model_type": "llama"}'}),
-    case("unknown device", "model.device", "'gpu'", words="model.device=gpu"),
-    case("pad token that ends responses", "pad_token", "$", words="model.pad_token=$"),
-    case("unknown pad token", "pad_token", "PAD", words="model.pad_token=<PAD>"),
-    case("unknown engine", "rollout.engine", "loca", "local", words="rollout.engine=loca"),
     case("unknown option of the loss", "'ppo_clip' has no option 'dual_klip'", "dual_clip",
          words="algorithm.loss_options.dual_klip=3"),
-    case("unknown option of the estimator", "'grpo' has no option 'epsilon'", "eps",
-         words="algorithm.estimator_options.epsilon=3"),
     case("null for a number", "eps of 'grpo' is null", "give a number", words="algorithm.estimator_options.eps=null"),
     case("no room for a covariance", "covariance_low is 9", "below",
          words="algorithm=clip_cov algorithm.loss_options.covariance_low=9"),
-    case("loss from a missing module", "no_such_module", words="algorithm.loss=no_such_module:loss"),
 ]  # fmt: skip
 
 
@@ -244,8 +189,6 @@ def reward(body: str) -> dict[str, str]:
 
 REWARD = [
     check("unknown reward", "mathh", "did you mean", words="rewards=mathh"),
-    check("missing reward file", "nofile.py", words="rewards=nofile.py:score"),
-    check("missing function", "digit", "digits", words="rewards=reward.py:digit"),
     check("reward with a syntax error", "SyntaxError", "reward.py:1)", files=reward("def digits(:\n")),
     check("reward that imports what is not there", "No module named 'nonsense'", "reward.py:2)",
           files=reward("import math\nimport nonsense\ndef digits(response): return 1.0\n")),
@@ -253,17 +196,12 @@ REWARD = [
           files={**reward("import near\ndef digits(response): return 1.0\n"), "near.py": "nothing\n"}),
     case("loss in a module with a syntax error", "SyntaxError", "losses_of_mine.py:1)",
          words="algorithm.loss=losses_of_mine:mine", files={"losses_of_mine.py": "def mine(:\n"}),
-    check("reward with an unknown parameter", "anwser", "answer",
-          files=reward("def digits(response, anwser): return 1.0")),
-    check("unknown option of a reward", "targte", "target", words="rewards=length rewards.0.options.targte=3"),
-    check("reward without parameters", "digits", files=reward("def digits(): return 1.0")),
-    case("reward that raises", "ZeroDivisionError", "digits", files=reward("def digits(response): return 1 / 0")),
-    case("reward that returns text", "digits", "'good'", files=reward("def digits(response): return 'good'")),
-    case("reward that returns NaN", "digits", "nan", files=reward("def digits(response): return float('nan')")),
-    case("reward of the wrong length", "digits", "returned", files=reward("def digits(responses): return [1.0]")),
-    case("reward that never ends", "digits", "0.3", words="rewards.0.timeout_seconds=0.3",
-         files=reward("def digits(response):\n    while True: pass\n")),
-    case("reward that kills its worker", "digits", files=reward("import os\ndef digits(response): os._exit(3)\n")),
+]  # fmt: skip
+
+IN_THE_RUN = [  # so no plan finds it
+    case("loss that returns nothing", "algorithm.loss 'own_losses:nothing' returned None, not a PolicyLoss",
+         words="algorithm.loss=own_losses:nothing algorithm.clip_low=null algorithm.clip_high=null",
+         files={"own_losses.py": "def nothing(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT): return None\n"}),
 ]  # fmt: skip
 
 COMMANDS = [
@@ -282,68 +220,35 @@ COMMANDS = [
          words="steps=3 optimization.warmup_steps=9"),
     case("sft with queries", "data.query is set", "entire documents", base="sft", words="data.query.end_text=.",
          command=("sft", "run.yaml")),
-    case("sft with rollout workers", "cluster.rollout_workers is not read by runs of this kind", base="sft",
-         words="cluster.rollout_workers=2"),
-    case("sft with minibatches", "optimization.minibatches is not read by runs of this kind", base="sft",
-         words="optimization.minibatches=2"),
 ]  # fmt: skip
-
 
 LEARNED = [
-    pairs("identical pair", "pairs.jsonl:2", "chosen and rejected are identical", "bad_rows: drop",
-          rows=[PAIR, {**PAIR, "rejected": "2"}]),
-    pairs("empty response", "pairs.jsonl:1", "the rejected response is empty", rows=[{**PAIR, "rejected": ""}]),
-    pairs("candidates of another number", "pairs.jsonl:2", "2 candidates, but 3 are expected", words="loss=best_of",
-          rows=[FOUR, {**FOUR, "responses": ["1", "2"]}]),
-    pairs("label out of range", "pairs.jsonl:1", "best is int 3", "0 to 2", words="loss=best_of",
-          rows=[{**FOUR, "best": 3}]),
-    pairs("rows that compare nothing", "not comparisons", "prompt, completion",
-          rows=[{"prompt": "1", "completion": "2"}]),
+    case("identical pair", "pairs.jsonl:1", "chosen and rejected are identical", "bad_rows: drop", base="rm",
+         files={"pairs.jsonl": '{"prompt": "1+1=", "chosen": "2", "rejected": "2"}\n'}),
     case("reward that is no reward model", "reward 'model:model'", "LlamaForCausalLM", "burnish rm",
          words="rewards=model:model"),
-    case("evaluation of a language model as a reward model", "is not a reward model", base="rm",
-         command=("eval", "run.yaml"), words="held_out_fraction=0.3"),
-    case("missing reward model", "reward 'model:./rm'", "does not exist", words="rewards=model:./rm"),
     case("critic from a language model", "critic.init 'model' is not a reward model", "burnish rm",
          words="algorithm=ppo critic.init=./model"),
-    case("critic from nowhere", "critic.init './rm' does not exist", words="algorithm=ppo critic.init=./rm"),
 ]  # fmt: skip
 
-CASES = [*CONFIG, *DATA, *MODEL, *REWARD, *COMMANDS, *LEARNED]
-
-SEEN_BY_THE_RUN_ALONE = {
-    "tokenizer of another model", "unknown device", "pad token that ends responses", "unknown pad token",
-    "reward that raises", "reward that returns text", "reward that returns NaN", "reward of the wrong length",
-    "reward that never ends", "reward that kills its worker",
-}  # fmt: skip
-"""Takes weights, another machine or a response to find out."""
+CASES = [*CONFIG, *DATA, *MODEL, *REWARD, *IN_THE_RUN, *COMMANDS, *LEARNED]
 
 PLANNED = [
-    {**row, "command": ("plan", "run.yaml")}
-    for row in [*DATA, *MODEL, *REWARD]  # what CONFIG holds is found by the same reading of the file
-    if row["name"] not in SEEN_BY_THE_RUN_ALONE
-] + [
+    *({**row, "command": ("plan", "run.yaml")} for row in [*DATA, *MODEL, *REWARD]),  # which read more than the file
     case("clip for an estimator of parts", "reward_clip is 1.0, but the estimator 'gdpo' reads each reward by itself",
          words="algorithm=gdpo algorithm.reward_clip=1", command=("plan", "run.yaml")),
 ]  # fmt: skip
 
 
 @pytest.mark.slow_cases(
-    "critic from a language*",
-    "critic from nowhere",
-    "evaluation without*",
-    "*prompt* long*",
-    "*-long prompt*",
-    "missing reward file",
-    "reward *",
-    "token that is two",
+    "critic from*", "evaluation without*", "loss that*", "prompt longer*", "reward *", "token that is two"
 )
 @pytest.mark.parametrize("row", CASES, ids=[row["name"] for row in CASES])
 def test_bad_input_is_told_in_one_message(row: Row, refuse: Refuse) -> None:
     refuse(row)
 
 
-@pytest.mark.slow_cases("unknown reward", "missing [rf]*", "reward *")
+@pytest.mark.slow_cases("unknown reward", "reward *")
 @pytest.mark.parametrize("row", PLANNED, ids=[row["name"] for row in PLANNED])
 def test_a_plan_refuses_what_the_run_would_refuse(row: Row, refuse: Refuse) -> None:
     refuse(row)
@@ -361,17 +266,6 @@ def test_a_plan_only_notes_what_another_folder_or_machine_would_allow(
     assert "run contains a run with a different configuration" in said
     assert "--fresh would start over" in said
     assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)] == before
-
-
-def test_a_system_without_shared_memory_is_named(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    says = "several processes, which need Linux, and this is Darwin"
-    refuse(case("Darwin", says, words="cluster.trainers=2"))
-
-
-def test_names_are_given_once() -> None:
-    names = [row["name"] for row in CASES]
-    assert len(names) == len(set(names))
 
 
 def test_debug_shows_the_traceback(folder: Path) -> None:
@@ -393,13 +287,3 @@ def test_a_run_with_another_configuration_is_not_resumed(refuse: Refuse, folder:
     refuse(case("changed", *says, words="rollout.temperature=0.5"))
     assert main(["rl", "run.yaml", "rollout.temperature=0.5", "--fresh"]) == 0
     assert (folder / "run.old-1" / "metrics.jsonl").is_file()
-
-
-@pytest.mark.slow
-def test_a_critic_of_another_tokenizer_is_refused(
-    refuse: Refuse, folder: Path, save_tiny_llama: Callable[..., Path]
-) -> None:
-    source = ModelConfig(path=str(save_tiny_llama("0123456789-=", hidden_size=32)), device="cpu")
-    new_reward_model(source, Readout(), seed=0).save(folder / "rm")
-    says = "critic.init './rm' has another tokenizer (14 tokens) than the policy", "model", "'+' is id 12 here"
-    refuse(case("tokenizer", *says, words="algorithm=ppo critic.init=./rm"))

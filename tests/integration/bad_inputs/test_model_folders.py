@@ -90,7 +90,6 @@ CONFIG = [
     row("config.json that is a link to nothing", "config.json is a broken link",
         make=replaced("config.json", lambda path: path.symlink_to("nowhere"))),
     row("config.json of no kind", "./model", make=file("config.json", "{}")),
-    row("config.json of an unknown kind", "./model", make=changed("config.json", model_type="llamma")),
     row("config.json whose kind is a number", "./model", make=changed("config.json", model_type=5)),
     row("config.json of an encoder", "./model", make=changed("config.json", model_type="vit")),
     row("sizes that are text", "hidden_size is 'many'", make=changed("config.json", hidden_size="many")),
@@ -108,8 +107,6 @@ CONFIG = [
         make=changed("config.json", eos_token_id=99_999)),
     row("adapter in place of a model", "adapter", "merge", make=several(
         missing("config.json"), file("adapter_config.json", "{}"))),
-    row("own code", "trust_remote_code", make=changed("config.json", model_type="mine",
-        auto_map={"AutoConfig": "a.B"})),
     row("damaged config, planned", "./model", make=file("config.json", "{"), command=("plan", "run.yaml")),
     row("damaged config for eval", "./model", make=file("config.json", "[]"), command=("eval", "run.yaml"),
         words=["data.eval=[{path: train.jsonl, limit: 2}]"]),
@@ -150,11 +147,9 @@ WEIGHTS = [
     row("weights of another width", "shape", "config.json", make=changed("config.json", hidden_size=64)),
     row("one tensor of another shape", f"{NORM} has shape [7]", "[32]",
         make=weights(lambda tensors: tensors.update({NORM: torch.ones(7)}))),
-    row("one tensor missing", NORM, "lacks", make=weights(lambda tensors: tensors.pop(NORM))),
     row("all tensors under other names", "lacks",
         make=weights(lambda tensors: [tensors.update({f"x.{name}": tensors.pop(name)}) for name in list(tensors)])),
     row("weights cut short", "model.safetensors is cut short: 2,000 bytes", make=cut(2_000)),
-    row("weights that are empty", "model.safetensors", make=cut(0)),
     row("weights that are text", "model.safetensors", make=file("model.safetensors", "hello, world")),
     row("weights whose header is too long", "model.safetensors", make=file("model.safetensors", b"\xff" * 8 + b"{}")),
     row("weights whose header is no JSON", "model.safetensors", make=file("model.safetensors", (9).to_bytes(8,
@@ -169,8 +164,6 @@ WEIGHTS = [
     row("index that is no JSON", "index.json", make=several(
         lambda folder: (folder / "model/model.safetensors").rename(folder / "model/model-00001-of-00001.safetensors"),
         file("model.safetensors.index.json", "{"))),
-    row("pickle beside nothing", "pickle", make=several(missing("model.safetensors"), file("pytorch_model.bin",
-        b"\x80"))),
     row("checkpoint of another program", "pickle", make=several(missing("model.safetensors"), file("model.ckpt",
         b"\x80"))),
     row("weights cut short, planned", "model.safetensors", make=cut(20), command=("plan", "run.yaml")),
@@ -180,13 +173,9 @@ TOKENIZERS = [
     row("tokenizer that is no JSON", "tokenizer", make=file("tokenizer.json", "{")),
     row("tokenizer that is empty", "tokenizer", make=file("tokenizer.json", "")),
     row("tokenizer nested deeply", "tokenizer", make=file("tokenizer.json", "[" * 100_000)),
-    row("tokenizer that is missing", "tokenizer", make=several(missing("tokenizer.json"),
-        missing("tokenizer_config.json"))),
     row("tokenizer that is a pipe", "tokenizer.json is a pipe", make=replaced("tokenizer.json", os.mkfifo)),
     row("tokenizer configuration that is no JSON", "tokenizer", make=file("tokenizer_config.json", "{")),
     row("tokenizer of an unknown class", "tokenizer", make=changed("tokenizer_config.json", tokenizer_class=5)),
-    row("tokenizer larger than the model", "embeddings", make=changed("config.json", vocab_size=5),
-        words="model.from_scratch=true"),
 ]  # fmt: skip
 
 
@@ -243,7 +232,6 @@ TEMPLATES = [
     row("own template that is a pipe", "model.chat_template", "pipe", words="model.chat_template=./pipe",
         make=lambda folder: os.mkfifo(folder / "pipe")),
     row("own template that is empty", "model.chat_template", words=["model.chat_template=''"]),
-    row("own template that is missing", "model.chat_template", words="model.chat_template=nowhere.jinja"),
     row("own template that is a number", "model.chat_template", words="model.chat_template=5"),
 ]  # fmt: skip
 
