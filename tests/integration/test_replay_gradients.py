@@ -1,7 +1,6 @@
 """`burnish replay --gradients`: the run's own settings give its own loss and gradient, bit for bit."""
 
-from __future__ import annotations
-
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from runs import BuildRl, rows_of, trained
 
 from burnish.api.run import run_config
 from burnish.cli import main
+from burnish.cli.replay import OWN, _show_estimates
 from burnish.config.schema import RlConfig
 from burnish.errors import CheckpointError
 from burnish.trainers.replay import open_replay
@@ -139,3 +139,11 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], monkeypat
 )
 def test_signal_to_noise(total: float, groups: list[float], ratio: float | None) -> None:
     assert signal_to_noise(total, groups) == ratio
+
+
+def test_what_was_logged_says_of_how_many_updates_it_is_the_mean() -> None:
+    console = Console(width=160, file=io.StringIO())
+    rows = [ReplayedGradient(step, OWN, 1.0, 1.0, None, {}) for step in (1, 2)]
+    _show_estimates(rows, {1: {"policy/optimizer_steps": 4.0}, 2: {"policy/optimizer_steps": 1.0}}, console)
+    said = console.file.getvalue()
+    assert (said.count("(logged, mean of 4 updates)"), said.count("(logged)")) == (1, 1)

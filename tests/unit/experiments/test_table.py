@@ -1,7 +1,5 @@
 """Tables of recorded runs: groups, pairs, thresholds, formats and the figure."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -15,6 +13,7 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli.app import build_app
 from burnish.errors import BurnishError, ConfigError, DataError
+from burnish.experiments.formats import Block, as_latex
 from burnish.experiments.runs import short_name
 from burnish.experiments.table import table
 
@@ -167,6 +166,7 @@ def test_the_formats(two_by_three: list[Path]) -> None:
     rows = list(csv.DictReader(io.StringIO(found.written("csv"))))
     assert [row["algorithm.preset"] for row in rows] == ["grpo", "rloo"]
     assert float(rows[1]["difference"]) == pytest.approx(0.03)
+    assert r"a\_b\^{}2 & 5\% \\" in as_latex([Block("", (("name", "share"), ("a_b^2", "5%")))], []).splitlines()
 
 
 def test_names_are_as_short_as_they_can_be() -> None:
