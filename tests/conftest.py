@@ -1,7 +1,5 @@
 """Shared fixtures: where the optional real data lies, and quiet, deterministic torch."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """What policies and critics are held to their promises on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

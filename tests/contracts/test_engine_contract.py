@@ -1,7 +1,5 @@
 """What every RolloutEngine must keep. Add an engine to ENGINES to hold it to the same rules."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

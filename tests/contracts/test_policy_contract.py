@@ -1,7 +1,5 @@
 """What every implementation of `roles.Policy` and `roles.Reference` promises. Add yours to `IMPLEMENTATIONS`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """What every reward keeps, built-in or user code, in whatever form: order, statuses, and the same scores however the
 responses were ordered, chunked or spread over workers."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator

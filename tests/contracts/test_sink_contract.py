@@ -1,7 +1,5 @@
 """What every MetricSink must keep. Add a sink to SINKS to hold it to the same rules."""
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Mapping

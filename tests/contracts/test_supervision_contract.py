@@ -5,8 +5,6 @@ process that has left its session and asked to outlive its parent. Then somethin
 family, and no process of it is left.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

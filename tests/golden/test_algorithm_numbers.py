@@ -1,7 +1,5 @@
 """Numbers worked out by hand or published: if one of these moves, the mathematics has changed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -3,8 +3,6 @@
 Details that are not options but always so are held where docs/lineage.md says.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every field of the lineage presets, against the table of published numbers; docs/lineage.md shows the same table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

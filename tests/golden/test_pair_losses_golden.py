@@ -7,8 +7,6 @@ Logistic function and minus its logarithm: s(1.5) = .817574, s(1) = .731059, s(-
 1.701413 at -1.5, .313262 at 1, 1.313262 at -1, .474077 at .5, .974077 at -.5, 2.578890 at -2.5.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Tiny models learn to use a tool, to play a game and to ask Python, as the examples' own files say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

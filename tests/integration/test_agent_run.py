@@ -1,7 +1,5 @@
 """A training run whose conversations are held by an agent: exact tokens, branches as rows, and a policy that learns."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Configs are tiny: windows of 8 tokens and texts of up to 58, so that whatever a model does at a boundary happens here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

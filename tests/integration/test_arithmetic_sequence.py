@@ -1,7 +1,5 @@
 """A Llama with random weights learns to continue sequences from a dense reward alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path

@@ -4,8 +4,6 @@ Needs Playwright's Python package and a Chromium: `pip install playwright axe-pl
 `apt-get install chromium`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The board of a large run: what it reads and holds follows what is asked for, not the size of the run."""
 
-from __future__ import annotations
-
 import json
 import time
 import tracemalloc

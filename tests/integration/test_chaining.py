@@ -1,7 +1,5 @@
 """Runs that begin where others ended: `model: runs/sft`, a step, the best one; as policy, reward model and critic."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

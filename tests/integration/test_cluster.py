@@ -1,7 +1,5 @@
 """A run on several processes has the numbers of the same run on one, to the last bit, whatever happens to a process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The reward `code` on a real data set, and in a run."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A run that is asked for something while it trains, by files in its folder."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Runs whose responses are conversations: the same numbers however they are held, and no fault ends a run."""
 
-from __future__ import annotations
-
 import itertools
 import string
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Critics learn what there is to learn: returns that the prompt tells, checked on rollouts that stay as they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`burnish demo` learns what it says it learns, by its reward; from the same start, so does PPO."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

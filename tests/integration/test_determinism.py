@@ -1,7 +1,5 @@
 """The seed decides everything: metrics, rollouts, weights and optimizer state, bit for bit."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

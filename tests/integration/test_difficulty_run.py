@@ -1,7 +1,5 @@
 """A run whose prompts are known to be too easy, right, or impossible: what the difficulty filter saves."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

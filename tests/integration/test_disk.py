@@ -1,7 +1,5 @@
 """Full disks, damaged files and losses that are not numbers: a clear error, and nothing that was good is lost."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

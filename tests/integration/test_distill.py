@@ -1,7 +1,5 @@
 """Distillation end to end: a student learns a teacher's distributions; resumed, shared or at rest, it is one run."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs with a teacher: on-policy distillation in one process and in several, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

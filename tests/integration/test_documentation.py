@@ -1,7 +1,5 @@
 """What the pages say is what the code does: numbers, links, commands, fields, metrics and tables."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import inspect

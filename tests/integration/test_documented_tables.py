@@ -1,7 +1,5 @@
 """The tables and lists of the pages have every row that the code has, and no other."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

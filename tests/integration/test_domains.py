@@ -1,7 +1,5 @@
 """Runs of several domains: nothing depends on interruptions or processes, and one domain is a run without any."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that end early: of every kind, evaluated and saved at their last step, and the same after an interruption."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

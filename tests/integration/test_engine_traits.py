@@ -1,7 +1,5 @@
 """A user's engine says what it is by its traits alone: what it is given, what is planned for it, what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

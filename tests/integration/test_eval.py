@@ -1,7 +1,5 @@
 """`burnish eval` on every kind of run: the numbers of training, on saved weights and other data; results are kept."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The rewards in examples: sentiment, what a query may not do, and when its rows are those of another."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The lessons under examples/ run as they stand; only sizes, data folders and the big model are swapped."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """docs/extending.md holds complete programs: they are taken from the page and run as they stand there."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import re

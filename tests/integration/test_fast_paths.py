@@ -1,7 +1,5 @@
 """Runs whose fast paths are chosen by made-up times: a resumed run takes what it began with, and says so."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A fork goes on where another run was: with nothing changed, bit for bit as that run did."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Ctrl-C: the first finishes the step and saves, the second stops at once; neither loses or leaves anything."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """A run whose reward is a judge has the scores of the rule by which it judges, faults and all, and from its cache."""
 
-from __future__ import annotations
-
 import json
 import re
 import string

@@ -1,7 +1,5 @@
 """A kind of run from a user's file has everything that the built-in ones have, without another file being touched."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import replace

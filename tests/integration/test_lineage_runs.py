@@ -1,7 +1,5 @@
 """The options of the 2019 style, from the run file to what a real step samples, scores and logs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

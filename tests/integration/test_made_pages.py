@@ -1,7 +1,5 @@
 """The pages that are made from presets and tests are up to date, and each run file of the index can be planned."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import made_pages

@@ -1,7 +1,5 @@
 """What runs log is in the table of metrics, with the reduction that the table says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a minibatch is cut, padded and ordered changes no gradient: real rollouts, real policy, whole update path."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The naked loop and the trainer are the same algorithm: same samples, same loss, same gradients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

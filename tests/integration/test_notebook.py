@@ -1,7 +1,5 @@
 """The notebooks of the examples from the first to the last cell, and what an interrupt does in one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`cluster.offload`: the numbers of a run are those of the same run without it, whatever rests."""
 
-from __future__ import annotations
-
 import errno
 import json
 import platform

@@ -1,7 +1,5 @@
 """Whatever ends a run, the steps that it has finished are saved, and the resumed run equals an undisturbed one."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from pathlib import Path

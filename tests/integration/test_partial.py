@@ -1,7 +1,5 @@
 """Responses that go on with new weights (`partial`): an engine that waits for them makes the numbers known."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

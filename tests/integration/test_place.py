@@ -1,7 +1,5 @@
 """What happens to the folder, the output and the limits of a run while it is going on, as its user would see it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

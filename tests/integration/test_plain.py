@@ -1,7 +1,5 @@
 """`debug.plain`: the fast paths against the plain one, over whole runs."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

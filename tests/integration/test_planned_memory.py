@@ -1,7 +1,5 @@
 """The memory of a run's processes at their peaks is what the plan says, up to 15 %."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """PPO from run file to checkpoint: real optimizer steps, warm-up, early stop, resume, dense and several rewards."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

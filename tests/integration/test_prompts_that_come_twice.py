@@ -1,7 +1,5 @@
 """Every kind of run says at its start how many held-out prompts are training prompts too, and names the first."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from contextlib import AbstractContextManager

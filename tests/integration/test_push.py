@@ -1,7 +1,5 @@
 """`burnish push`: the card says what the run was, its run file is the run's, and only the stub of the hub is called."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

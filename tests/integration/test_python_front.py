@@ -1,7 +1,5 @@
 """Runs that a program starts: equal to those of the command line, resumable, and theirs to watch and to stop."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

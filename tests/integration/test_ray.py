@@ -1,7 +1,5 @@
 """Trainers and rollout workers as actors of Ray: the same requests, the same numbers, whoever is lost."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -5,8 +5,6 @@ The rollouts are sampled once with the real engine and scored by the real reward
 and updates a real policy, so an estimator or loss whose inputs nobody provides cannot hide.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The README does what it says, and its translation says the same."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A run whose models and engine are in other processes computes what one process computes, bit for bit."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -1,7 +1,5 @@
 """`burnish replay`: with nothing changed it says what the run said; with other rewards or estimators, what they say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

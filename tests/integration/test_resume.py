@@ -1,7 +1,5 @@
 """Killed at any instant and started again, a run ends as if nothing had happened: every metric, every bit."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

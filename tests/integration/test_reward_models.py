@@ -1,7 +1,5 @@
 """From comparisons to a reward model to a policy that it rewards; real human preferences (slow)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Reward models with a process of their own (`cluster.own_process: reward_model`) give the scores of the inline run."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

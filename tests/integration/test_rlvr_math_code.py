@@ -1,7 +1,5 @@
 """The example of three domains: its rows, and its run file with a tiny model."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import json

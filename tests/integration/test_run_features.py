@@ -1,7 +1,5 @@
 """What a run file can switch on, each in a run of a few steps: the feature shows in what the run leaves behind."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

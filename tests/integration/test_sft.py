@@ -1,7 +1,5 @@
 """Supervised fine-tuning end to end: loss falls on held-out rows, passes and steps are counted right."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

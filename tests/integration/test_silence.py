@@ -1,8 +1,6 @@
 """What commands do to their process: they show their own progress alone and leave imports out of garbage collections.
 A program that uses the library keeps its bars and its collector."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

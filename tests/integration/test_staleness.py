@@ -1,7 +1,5 @@
 """Sampling ahead of training: which weights sample what follows from the run file alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ out, one response at a time and with plain loops, what the algorithm says: advan
 after two epochs of two minibatches, and every number that is logged. Only the order of rows is taken from the trainer.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import hashlib

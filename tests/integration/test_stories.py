@@ -1,7 +1,5 @@
 """Every algorithm steers a real pre-trained story teller to happy stories, and they stay stories."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The 2019 pipeline on a real model: labels, reward model, PPO with the preset `oai_2019` (learning is slow)."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The example of three domains: each learns from its own reward what its demonstrations got wrong, and a kill changes
 nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

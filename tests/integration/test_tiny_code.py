@@ -1,7 +1,5 @@
 """A tiny model learns to write small functions, judged in the sandbox; and to cheat, where the exit status decides."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs on the processes that torchrun has started: the numbers of one process, and a clear end when one is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

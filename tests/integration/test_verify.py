@@ -1,7 +1,5 @@
 """`burnish verify` makes recorded steps again: what was recorded by another program does not reproduce."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 Needs an interpreter that has vLLM (its CPU build will do): BURNISH_VLLM_PYTHON=envs/vllm/bin/python.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,8 +1,6 @@
 """`cluster.offload: [rollout_engine]`: vLLM sleeps while anything trains. On a vLLM without a model, which raises where
 memory that sleeps is used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

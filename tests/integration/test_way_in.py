@@ -1,7 +1,5 @@
 """The pages for newcomers: their commands run in order, and what they convert from other systems runs as converted."""
 
-from __future__ import annotations
-
 import ast
 import re
 import string

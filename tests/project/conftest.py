@@ -1,7 +1,5 @@
 """The project's own files: packaging, releases, workflows, containers and the site."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

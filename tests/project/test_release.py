@@ -1,7 +1,5 @@
 """Version, changelog and citation agree, and the pinned versions are complete."""
 
-from __future__ import annotations
-
 import re
 from datetime import date
 from importlib.metadata import PackageNotFoundError, distribution

@@ -1,7 +1,5 @@
 """The site has every page, its links hold, and it needs nothing from other hosts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a case costs is measured with its processes, and limits are held."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

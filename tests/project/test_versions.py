@@ -1,7 +1,5 @@
 """The ranges of versions in pyproject.toml are those that are tested."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

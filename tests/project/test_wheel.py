@@ -1,7 +1,5 @@
 """The wheel holds all of the package, and runs where there is no repository."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

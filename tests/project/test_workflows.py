@@ -1,7 +1,5 @@
 """What workflows, forms, hooks and container files name exists."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

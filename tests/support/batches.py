@@ -1,7 +1,5 @@
 """Batches put together from parts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Folders of runs written by hand, for the tests of the board."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

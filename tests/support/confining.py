@@ -1,7 +1,5 @@
 """Machines on which programs can be confined."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

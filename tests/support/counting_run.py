@@ -1,7 +1,5 @@
 """Training and evaluation of the kind of run in `counting_kind`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Attention by the definition: all scores at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Any estimator on scores alone."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The gradient of an optimizer step that is not made."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Batches, responses and domains for tests of training, as plain as they can be."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The rollouts of one real step, and the run that made them under other algorithms."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs in this process: what they say and leave, and one that is interrupted."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

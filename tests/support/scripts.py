@@ -1,7 +1,5 @@
 """Python files outside of any package, as modules."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

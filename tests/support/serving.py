@@ -1,7 +1,5 @@
 """Servers in a thread of this process."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The package's source, parsed once for all tests that read it."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Roles for processes that tests start: they answer, fail, wait and die as they are asked to."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -6,8 +6,6 @@ queueing for a processor). `--limits` fails the run if a case, or all of them to
 allows.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

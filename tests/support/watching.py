@@ -1,7 +1,5 @@
 """Processes that a test watches, and conditions that it waits for."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Tiny random models of three families, built in the process, and batches to score."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Limits of control groups, from file systems made up as Docker, Kubernetes and plain machines have them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

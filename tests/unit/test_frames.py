@@ -1,7 +1,5 @@
 """Messages arrive whole, however they are cut on the way, and never longer than allowed."""
 
-from __future__ import annotations
-
 import socket
 import time
 

@@ -1,7 +1,5 @@
 """Rules of the whole package that no other tool holds: no import circles, no twin defaults, few `Any`."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from collections import Counter

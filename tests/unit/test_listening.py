@@ -1,8 +1,6 @@
 """Who may ask a server that has no key: raw bytes against the servers of models, of programs and of the
 board."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from typing import Any

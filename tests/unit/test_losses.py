@@ -1,7 +1,5 @@
 """The losses as a trainer of someone else's uses them, and the lines of pages that show it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

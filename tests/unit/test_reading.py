@@ -1,7 +1,5 @@
 """The boundary to the user's files, and programs in processes of their own."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What a machine has no more of is one line, whichever library says so."""
 
-from __future__ import annotations
-
 import errno
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """What processes start ends with them, and nothing else does."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

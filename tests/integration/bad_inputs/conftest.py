@@ -11,8 +11,6 @@ A row is a dictionary: `name`; `says`, words of the message; and what makes it w
 - `code`: the exit code, 2 when it is not given
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

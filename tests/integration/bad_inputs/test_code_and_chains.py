@@ -1,7 +1,5 @@
 """Reward files, other code from outside and references to runs that cannot be used, and what is said about each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bad inputs, one a row: each ends with exit code 2 and one message that names the place, the value and the remedy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

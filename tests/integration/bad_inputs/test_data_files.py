@@ -1,7 +1,5 @@
 """Data sets that cannot be read or mean nothing, and what is said about each."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

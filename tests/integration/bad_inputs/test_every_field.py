@@ -1,7 +1,5 @@
 """Every field of every run file, given values at the limits: taken, or refused by name; never a bare exception."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Model folders, tokenizers and chat templates that cannot be used, and what is said about each."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

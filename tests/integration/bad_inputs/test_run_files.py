@@ -1,7 +1,5 @@
 """Run files and values on the command line that cannot be used, and what is said about each."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

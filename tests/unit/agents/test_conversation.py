@@ -1,7 +1,5 @@
 """Conversations: tokens as they were seen, whatever is sampled together, and limits that end them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace

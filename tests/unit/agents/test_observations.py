@@ -1,7 +1,5 @@
 """What follows a turn is appended as the template writes it, and what is appended is never a control token."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

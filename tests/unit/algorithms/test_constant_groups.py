@@ -3,8 +3,6 @@
 A float32 mean of equal numbers is mostly not that number. What is left over is divided by a deviation of about 0.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from estimates import estimate

@@ -1,7 +1,5 @@
 """On-policy distillation, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

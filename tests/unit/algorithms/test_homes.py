@@ -1,7 +1,5 @@
 """Each formula has one home. What is tested here is run, and where a formula has a second form the two agree."""
 
-from __future__ import annotations
-
 import ast
 import math
 

@@ -1,7 +1,5 @@
 """Losses of supervised fine-tuning per token, against numbers by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Properties of the losses on preferences: symmetries, signs of gradients, extremes, cuts, and refusals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path

@@ -3,8 +3,6 @@
 Skipped without TRL. TRL gives the mean of a batch: its gradient, one number per token of each response, compares pairs.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Credit for turns: hand-computed numbers, and what turns change where there is only one of them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

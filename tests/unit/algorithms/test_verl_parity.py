@@ -1,7 +1,5 @@
 """Estimators, policy losses and aggregations against verl's, called on the same numbers. Skipped without verl (0.9)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Conversations outside of training: every token as training would append it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

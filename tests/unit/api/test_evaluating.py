@@ -1,7 +1,5 @@
 """What `burnish.evaluate` refuses before it measures."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Equal functions have equal texts, other ones other texts."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable

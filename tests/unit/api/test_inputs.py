@@ -1,7 +1,5 @@
 """What a call gives in memory, as the words and files of a run file."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of a run's metrics."""
 
-from __future__ import annotations
-
 from burnish.api.run import metrics_table, shown
 
 ROWS = [{"step": 0, "eval/accuracy": 0.5}, {"step": 1, "reward/mean": 0.25}, {"step": 2, "reward/mean": 0.75}]

@@ -1,7 +1,5 @@
 """From the arguments of a call to a configuration: what overrides what."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock

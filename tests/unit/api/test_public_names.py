@@ -1,7 +1,5 @@
 """The public names and their signatures are frozen: a change here is a change for every program that uses Burnish."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Recorded rollouts as values, and how a notebook shows those of several turns."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

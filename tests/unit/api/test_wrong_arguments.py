@@ -1,7 +1,5 @@
 """Arguments that cannot be meant: one clear line before anything is trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The scripts of `benchmarks`, which import each other by their names."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`benchmarks/gpu`: every part runs, rows are kept and gone on with, and shares are what the arithmetic says."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

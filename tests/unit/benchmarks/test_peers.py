@@ -1,8 +1,6 @@
 """`benchmarks/peers`: the same lengths for every peer, a search that tries what it should, and figures that are
 compared only with their like."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

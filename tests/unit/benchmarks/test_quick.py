@@ -1,8 +1,6 @@
 """`benchmarks/peers`, `benchmarks/step_shares.py` and `benchmarks/heap.py` run from end to end in their quick form.
 What they write has the right shape, whatever the times are."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import platform

@@ -1,7 +1,5 @@
 """Measured results are kept one record a line, and the pages are what the scripts make of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

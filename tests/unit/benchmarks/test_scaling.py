@@ -1,7 +1,5 @@
 """`benchmarks/scaling.py` finds what grows too fast, also behind a fixed cost, and lets pass what grows as meant."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The seconds of a start are given to the innermost phase, and add up."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from types import ModuleType

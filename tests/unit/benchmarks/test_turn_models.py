@@ -1,8 +1,6 @@
 """The models of `benchmarks/peers` that hold conversations: each turn has the length that the workload says, and a call
 that can be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

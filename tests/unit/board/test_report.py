@@ -1,7 +1,5 @@
 """The report page: whole, bounded, and deaf to what the policy writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Groups, responses, prompts over training, rows for training, and the index that finds them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which folders are runs, and what their files say about each."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """What the best-paid responses look like, by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

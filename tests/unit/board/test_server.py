@@ -1,7 +1,5 @@
 """The board's server: what it gives away, to whom, and what it refuses. Foreign pages are in `test_listening.py`."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Metrics as columns, read on from where the last reading ended."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The board in a terminal, without one."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

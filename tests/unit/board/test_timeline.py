@@ -1,7 +1,5 @@
 """Shares of time and of phases, by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Responses of several turns on the report page: who said what, with numbers only where the policy sampled."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

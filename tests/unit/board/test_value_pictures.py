@@ -1,7 +1,5 @@
 """The plot of values against returns: which tokens, and the means along it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

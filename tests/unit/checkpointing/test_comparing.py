@@ -1,7 +1,5 @@
 """Where two runs part, on folders written by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

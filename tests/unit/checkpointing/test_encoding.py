@@ -1,7 +1,5 @@
 """Training state comes back as it went in."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

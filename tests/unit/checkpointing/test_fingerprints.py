@@ -1,7 +1,5 @@
 """What a run depends on besides its run file, and what is said when it has changed."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

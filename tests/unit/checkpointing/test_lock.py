@@ -1,7 +1,5 @@
 """The lock belongs to the folder, not to its name; a live run is never moved away."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

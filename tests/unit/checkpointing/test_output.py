@@ -1,7 +1,5 @@
 """Where a run may write: never over what it reads, so that starting anew moves nothing away that it needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whose folder it is: configuration and environment."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

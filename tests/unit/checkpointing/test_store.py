@@ -1,7 +1,5 @@
 """Checkpoints are whole or absent, whatever happens."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Files written from where the tensors are have the bytes of the library's, and take no memory."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Commands and what they say, and a tiny model to talk to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

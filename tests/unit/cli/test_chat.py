@@ -1,7 +1,5 @@
 """`burnish chat` with a tiny model: continuation, conversation, comparison, tinted tokens."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The demo's task and its words; the trainings themselves are in tests/integration/test_demo.py."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

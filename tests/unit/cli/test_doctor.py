@@ -1,7 +1,5 @@
 """`burnish doctor`: its text, its JSON, its exit status, and what it never shows."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import socket

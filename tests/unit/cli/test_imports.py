@@ -1,8 +1,6 @@
 """What each command may not import: a command that looks at files answers in a second, because it leaves alone what
 only training needs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

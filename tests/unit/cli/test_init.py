@@ -1,7 +1,5 @@
 """`burnish init`: files that later commands take as they are, and no file overwritten."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

@@ -1,7 +1,5 @@
 """The command line without training anything: exit codes, help, plan, algorithms, and what gets imported."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`burnish serve` in a process of its own, asked over HTTP."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """`burnish plan --simulate` from numbers, its chart, and what it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

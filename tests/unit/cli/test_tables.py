@@ -1,7 +1,5 @@
 """Tables at any width, and in a pipe."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

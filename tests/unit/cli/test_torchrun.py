@@ -1,7 +1,5 @@
 """What the commands that train do in a process of torchrun's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What does not go together in a run file is refused with the reason; what does is taken."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The section `conversation` of a run file: its short forms, and every contradiction with its message."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The `domains` section: what it resolves to, and what it refuses."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

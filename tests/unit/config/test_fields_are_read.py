@@ -1,7 +1,5 @@
 """No documented key reaches nothing: every field of a run file is read somewhere outside of `burnish.config`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the screen shows of secrets: nothing, and everything else as it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers, shorthand forms, overrides, provenance, and YAML without surprises."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

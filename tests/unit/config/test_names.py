@@ -1,7 +1,5 @@
 """The words of the configuration and the tables of the mathematics say the same."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What a run file says of its algorithm that preset and defaults would not."""
 
-from __future__ import annotations
-
 import pytest
 
 from burnish.config.loading import load_run_data

@@ -1,7 +1,5 @@
 """The configuration page is the one that the classes give, and every field is explained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from burnish.config.reference import reference_page

@@ -1,7 +1,5 @@
 """What is masked, what is not, and that a masked file still knows its values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What torchrun's variables say of a process, and which runs they fit."""
 
-from __future__ import annotations
-
 import pytest
 
 from burnish.config.loading import load_run_data

@@ -1,7 +1,5 @@
 """A tiny byte-level tokenizer (one token a byte) made on the spot, and data files in a temporary folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Prompts to tokens: special tokens once, chat templates, and clear words where there is none."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Every column that carries part of the prompt is read, refused or named."""
 
-from __future__ import annotations
-
 import datasets
 import pytest
 

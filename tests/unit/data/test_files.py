@@ -1,7 +1,5 @@
 """Formats, and the errors of broken files."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import gzip

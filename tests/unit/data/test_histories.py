@@ -1,7 +1,5 @@
 """What tools and environments say is text, and otherwise encoded as the template writes it."""
 
-from __future__ import annotations
-
 import string
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prompts that come twice are counted, and the first of them named."""
 
-from __future__ import annotations
-
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.overlap import find_overlap

@@ -1,7 +1,5 @@
 """Faults of comparisons that no single row shows."""
 
-from __future__ import annotations
-
 import pytest
 
 from burnish.data.pair_audit import audit

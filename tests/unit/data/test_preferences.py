@@ -1,7 +1,5 @@
 """Comparisons from rows of every layout; each kind of bad row is an error that names file and line."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Layouts, roles, ids, templates and lengths of prompts."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Comparisons as prompts: `burnish rl` asks what `burnish rm` takes for the prompt of the same rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

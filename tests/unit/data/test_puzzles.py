@@ -1,7 +1,5 @@
 """Puzzles of reasoning-gym: which rows a source makes, and what their answers get."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

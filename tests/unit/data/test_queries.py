@@ -1,7 +1,5 @@
 """Queries cut from documents."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

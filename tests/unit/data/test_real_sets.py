@@ -1,7 +1,5 @@
 """Every real set at hand loads, with the numbers that its publishers give."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

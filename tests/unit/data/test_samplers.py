@@ -1,7 +1,5 @@
 """The sampler's position is one integer; shares hold at every draw; batches keep to their budget."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Which tokens are trained on, checked by reading them back as text."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Exact shares of domains: by hand, and as properties of any shares."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Chat templates get their options, tools and calls; what they would leave out in silence is refused."""
 
-from __future__ import annotations
-
 import datasets
 import pyarrow
 import pyarrow.parquet

@@ -1,7 +1,5 @@
 """Texts of single tokens."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

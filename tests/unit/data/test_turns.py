@@ -1,7 +1,5 @@
 """What a data set writes as a turn arrives as a message with nothing dropped, or is refused where it stands."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

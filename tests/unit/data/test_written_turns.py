@@ -3,8 +3,6 @@
 The templates are stand-ins that do what those of well-known families do.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from burnish.config.schema_data import DataSource

@@ -1,7 +1,5 @@
 """Messages over a socket: deadlines are for silence, not for whole messages."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

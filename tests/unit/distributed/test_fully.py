@@ -1,8 +1,6 @@
 """`cluster.sharding: full`: each process has a slice of every weight, and results are those of one process up to
 rounding."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

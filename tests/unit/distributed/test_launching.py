@@ -1,7 +1,5 @@
 """Where processes are started, without Ray unless it is asked for."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

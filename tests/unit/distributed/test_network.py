@@ -1,7 +1,5 @@
 """Connections to processes of other machines: who may connect, and what their signs of life tell."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a cluster's machines are checked for, a line each."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """The pool of rollout workers, over workers that are lost, slow or wrong on purpose."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import select

@@ -1,7 +1,5 @@
 """Roles in another process: what goes there and back, errors, deadlines, and the end of either side."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

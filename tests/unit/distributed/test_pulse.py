@@ -1,7 +1,5 @@
 """Signs of life, seen from both sides."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """How processes of torchrun meet, and requests to one that was not started here: all of it in threads of this one."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """Reward models in another process: asked at once, started again when that is lost, and given up in the end."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

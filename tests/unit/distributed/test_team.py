@@ -1,7 +1,5 @@
 """Sums over several processes: the bits of one process, for any way of sharing the lanes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from contextlib import ExitStack

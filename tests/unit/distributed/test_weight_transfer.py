@@ -1,7 +1,5 @@
 """Weights in shared memory: what is written is what is read, and half a copy is refused."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

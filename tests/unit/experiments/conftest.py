@@ -1,7 +1,5 @@
 """Folders of runs as training leaves them, without the training."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The words of a sweep: grids, ranges, lists, files, and the names of the runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Sweeps with commands that end as they are told, and one of real runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

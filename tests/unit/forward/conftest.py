@@ -5,8 +5,6 @@ Tensors there have shapes and no numbers, so whatever needs a number on the host
 that wait for it, and sums whose order differs from run to run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

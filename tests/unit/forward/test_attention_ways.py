@@ -1,7 +1,5 @@
 """Every way to attend in a packed row against dense attention with a mask, outputs and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

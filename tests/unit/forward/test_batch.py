@@ -1,7 +1,5 @@
 """The batch: rows picked, joined and moved come back as they were, padding aside."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 

@@ -1,7 +1,5 @@
 """Layers compiled for packed rows, on a CPU: which are tried, refused, counted and kept."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any

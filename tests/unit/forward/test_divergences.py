@@ -1,7 +1,5 @@
 """Divergences from a teacher: numbers worked out by hand, gradients, and chunks against the definition."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from math import log

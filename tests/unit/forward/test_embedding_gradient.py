@@ -1,7 +1,5 @@
 """The embedding's gradient, added in place, is PyTorch's own."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,5 @@
 """Noise on embeddings: the same for a row wherever a pass puts it, bounded, and none without keys."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Choices by made-up times; that real ways agree stands where they are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import Mock

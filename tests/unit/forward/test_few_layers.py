@@ -1,7 +1,5 @@
 """Which layers a trial of a model's code runs: two, and more only where more kinds of layers are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What a micro-batch must not do on a GPU, tried without one: wait for the device, or add in an order that varies; and
 on one of Apple's, compute in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """When layers go through kernels; that they then have the model's numbers stands in test_packing.py."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math

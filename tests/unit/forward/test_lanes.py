@@ -1,7 +1,5 @@
 """Lanes: what is dealt to whom, and the tree in which sums are added."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows packed with each prompt once against the same rows one by one, padded."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Linear layers with weights in few bits."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """A clock of our own, which only the ways move on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import cycle
 

@@ -1,7 +1,5 @@
 """Gradient checkpointing: activations are recomputed, and nothing is left to chance."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The load-balancing loss of mixture models in updates of the policy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which numbers each process of a team keeps, and in which pieces they travel."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Attention of packed rows through kernels against one dense softmax in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

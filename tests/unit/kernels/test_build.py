@@ -1,7 +1,5 @@
 """The compiler is a file of our own here; what the kernels compute stands in the other tests."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shlex

@@ -1,7 +1,5 @@
 """What the compiler makes of the kernels for each instruction set; their numbers are in the other tests."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,8 +1,6 @@
 """Products with weights in panels, and with weights of 4 and 8 bits, next to the same in float64, for each
 instruction set."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import linear

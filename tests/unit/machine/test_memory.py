@@ -1,8 +1,6 @@
 """Freed memory is kept where glibc can be told so, and the user has not told it something else. Python's search for
 garbage rests inside `uncollected`, and is as before afterwards."""
 
-from __future__ import annotations
-
 import gc
 import os
 import platform

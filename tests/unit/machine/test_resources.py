@@ -1,7 +1,5 @@
 """Names of GPUs, and shares of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from burnish.machine.resources import gpu_number, gpu_shares

@@ -1,7 +1,5 @@
 """Critics on real architectures: where values are read, and what a critic may start from."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification

@@ -1,7 +1,5 @@
 """A teacher behind an endpoint: numbers worked out by hand, faults, and answers that are refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

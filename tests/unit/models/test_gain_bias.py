@@ -1,7 +1,5 @@
 """Gain and bias of a reward model as parameters of their own: same rewards, other gradients, folded on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Templates that leave the thinking out of earlier turns, and what is left of that."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jinja2

@@ -1,7 +1,5 @@
 """State that rests gives up its memory and comes back with the same bits, whatever happens to its resting place."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

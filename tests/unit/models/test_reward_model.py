@@ -1,7 +1,5 @@
 """The reward model: where it reads, how its head begins, what it saves, and that cuts and padding change nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Checkpoints as other programs see them: where generation ends, and whether transformers loads the same model."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """An optimizer in slices: the bits of one that has everything, on any number of processes (threads in these tests)."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Rows of a head without a token (Qwen pads to a round number) are never sampled, and have no part in probabilities."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

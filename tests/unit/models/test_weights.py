@@ -1,7 +1,5 @@
 """Weights between policy, engines and disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each detector, and that it fires once."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

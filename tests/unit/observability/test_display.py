@@ -1,7 +1,5 @@
 """The terminal: live table, plain lines, plots."""
 
-from __future__ import annotations
-
 import io
 import threading
 from types import SimpleNamespace

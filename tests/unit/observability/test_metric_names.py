@@ -1,7 +1,5 @@
 """The table of metrics and the code that makes, decides by and shows metrics."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

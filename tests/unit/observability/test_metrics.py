@@ -1,7 +1,5 @@
 """Readings merge by their own rule."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

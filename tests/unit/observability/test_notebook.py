@@ -1,7 +1,5 @@
 """The live table in a notebook."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

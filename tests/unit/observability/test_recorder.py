@@ -1,7 +1,5 @@
 """Every rollout on disk, with what became of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Metric rows on disk, and services that are not installed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """Spans of the main process and of others, by step; resumed runs, and lines cut off by a kill."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from pathlib import Path

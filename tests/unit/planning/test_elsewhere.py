@@ -1,7 +1,5 @@
 """Plans for machines that are not here: descriptions, memory and time by hand, and the smallest change that fits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arithmetic of a run, by hand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The processes of a run: bytes by hand, and what a machine cannot do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The batch script for Slurm: what it asks for, and what it runs, with stand-ins for `srun` and `scontrol`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Rollouts from plain texts, and reward files written on the spot."""
 
-from __future__ import annotations
-
 import dataclasses
 import textwrap
 from collections.abc import Callable, Iterator, Sequence

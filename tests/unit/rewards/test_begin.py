@@ -1,7 +1,5 @@
 """Responses that workers score while others are still being sampled: the same scores, earlier."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

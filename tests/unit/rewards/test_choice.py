@@ -1,7 +1,5 @@
 """The reward `choice`: whose options are whose, and which one a response states."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

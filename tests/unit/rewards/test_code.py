@@ -1,7 +1,5 @@
 """The reward `code`: what counts as the program, and whose tests are whose."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

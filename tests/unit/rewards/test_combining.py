@@ -1,7 +1,5 @@
 """Which rewards a response is scored by, and what the group that remains can be compared on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The reward `command`: what a program gets, what its end means, and what is left of it."""
 
-from __future__ import annotations
-
 import os
 import sys
 import textwrap

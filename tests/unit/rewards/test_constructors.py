@@ -1,7 +1,5 @@
 """Every built-in reward has a constructor with its options, and what it returns is the reward of a run file."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, get_type_hints
 

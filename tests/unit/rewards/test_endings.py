@@ -1,7 +1,5 @@
 """Where a response ends for its score, and the score of one that does not end."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path

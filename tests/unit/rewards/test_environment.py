@@ -1,7 +1,5 @@
 """What a reward sees of the environment of the training process."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What an environment paid, as the reward of a conversation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which answers the reward `math` holds to be equal: by kind, by value, by unit."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Rewards in the forms of TRL, verl and OpenRLHF run unchanged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The gold check: every gold answer must reach the top score, and those that do not are named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

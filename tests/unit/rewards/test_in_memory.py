@@ -1,7 +1,5 @@
 """Functions in memory as rewards: forked workers with the limits of all others."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Numbers of responses, and which of them a reward still has to be given."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from burnish.rewards.in_workers import BegunResponses

@@ -1,7 +1,5 @@
 """What a reward may ask for, and how a call's arguments are put together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

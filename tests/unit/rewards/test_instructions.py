@@ -1,7 +1,5 @@
 """The reward `instructions`: each of IFEval's 25 on texts that follow it and that do not, modes, parts, wrong rows."""
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import Any

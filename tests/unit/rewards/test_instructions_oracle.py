@@ -1,7 +1,5 @@
 """Verdicts of the reward `instructions` and of lm-eval's checkers on generated responses."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import random

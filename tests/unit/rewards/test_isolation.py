@@ -1,7 +1,5 @@
 """Hanging, dying and orphaned rewards: the item pays, its neighbours do not, and no process is left behind."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

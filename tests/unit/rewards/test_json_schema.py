@@ -1,7 +1,5 @@
 """The reward `json_schema`: where the JSON of a response is, and schemas that cannot be used."""
 
-from __future__ import annotations
-
 import json
 import socket
 from typing import Any

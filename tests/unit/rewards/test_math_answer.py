@@ -1,7 +1,5 @@
 """The math reward: where the answer stands, and what equals it."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

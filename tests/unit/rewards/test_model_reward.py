@@ -1,7 +1,5 @@
 """The reward `model:PATH`: mixed with rule rewards, on the policy's tokens or through text, clear errors."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path

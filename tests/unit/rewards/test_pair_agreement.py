@@ -1,7 +1,5 @@
 """How often a reward scores the better response of a pair higher."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which task a worker gets next, how much of it, and how many workers are started."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The reward for puzzles of reasoning-gym."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

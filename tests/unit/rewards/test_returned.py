@@ -1,7 +1,5 @@
 """What a reward may hand back, however odd: one clear status or error each, and never the end of the worker's loop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights, parts, dense rewards, failure policy, counts; and one message for each thing that can be wrong."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From rewards of a run file to specifications: where programs run, and who sees the token."""
 
-from __future__ import annotations
-
 import pytest
 
 from burnish import rewards

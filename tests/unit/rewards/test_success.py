@@ -1,7 +1,5 @@
 """When a response counts as solved: which rewards judge, from which score, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The queue of one reward: its order, and what it joins and divides."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Rewards on text and length, by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Programs that solve nothing, and the tests that they pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The format between the training process and its workers: types kept one way, nothing believed the other way."""
 
-from __future__ import annotations
-
 import datetime
 import enum
 import math

@@ -1,7 +1,5 @@
 """Tiny random models of five families, a letter tokenizer, and short ways to ask an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

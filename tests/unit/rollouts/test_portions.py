@@ -1,7 +1,5 @@
 """Requests in portions of about equal work."""
 
-from __future__ import annotations
-
 from burnish.rollouts.portions import cut, in_order
 from burnish.types import FinishReason, Rollout, RolloutRequest
 

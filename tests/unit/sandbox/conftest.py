@@ -1,7 +1,5 @@
 """A sandbox of each confined tier that this machine allows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A sandbox on another machine: its server, its client, and what crosses between them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Whole jobs in the confined tiers: honest programs pass, dishonest ones fail, and nothing is left."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import tempfile

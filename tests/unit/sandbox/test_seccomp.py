@@ -1,7 +1,5 @@
 """The filter as instructions, played here: which calls it lets through."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

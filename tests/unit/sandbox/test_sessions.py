@@ -1,7 +1,5 @@
 """Sessions in the confined tiers: what stays, what is shown, what ends them, and that nothing is left."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """The same tests, apart from the candidate and in its process: an honest candidate gets the same verdict."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """What counts as equal, and what a text of tests counts."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Only exact plain values cross, and whatever arrives is one."""
 
-from __future__ import annotations
-
 import datetime
 import math
 import os

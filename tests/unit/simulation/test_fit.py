@@ -1,7 +1,5 @@
 """Fits of seconds: exact numbers are found again, and what cannot be told apart does no harm."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 
 import pytest

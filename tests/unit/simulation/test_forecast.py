@@ -1,7 +1,5 @@
 """Sums over plays: step times, splits, the knee, failures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

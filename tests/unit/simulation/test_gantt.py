@@ -1,7 +1,5 @@
 """The chart page: complete, self-contained, and true to the play."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """Length distributions: quantiles, means after the cut, and draws that stand for more responses than there are."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Where numbers come from: a file, a recorded run, the run file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -25,8 +25,6 @@ https://docs.nvidia.com/nemo/rl/0.6.0/about/performance-summary.html
   sets how much slower than the data sheet each model decodes, and how long it trains.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace

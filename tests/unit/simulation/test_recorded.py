@@ -1,7 +1,5 @@
 """Lengths of recorded conversations: what was sampled is decoded, the rest is read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

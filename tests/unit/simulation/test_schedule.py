@@ -1,7 +1,5 @@
 """The play of steps, against times computed by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

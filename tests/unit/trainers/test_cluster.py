@@ -1,7 +1,5 @@
 """What happens to a run that has lost a trainer; a trainer that is alone."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace

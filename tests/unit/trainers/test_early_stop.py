@@ -1,7 +1,5 @@
 """When a run ends early: conditions on one metric, measured once a step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

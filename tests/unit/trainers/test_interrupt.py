@@ -1,7 +1,5 @@
 """Requests to stop: by signals, and in the folder of a run, heeded between steps."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from pathlib import Path

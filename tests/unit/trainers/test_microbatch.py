@@ -1,7 +1,5 @@
 """`optimization.tokens_per_microbatch: auto`: planned, tried, and kept by the run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

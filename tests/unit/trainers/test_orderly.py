@@ -1,7 +1,5 @@
 """What ends a loop is what is shown."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock

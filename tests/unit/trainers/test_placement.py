@@ -1,7 +1,5 @@
 """What this machine has, and that an impossible run is refused before anything of it is there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a replay says of its responses, by hand-computed numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from burnish.trainers.replay import Replayed, ReplayedResponse

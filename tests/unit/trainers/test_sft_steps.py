@@ -1,7 +1,5 @@
 """One optimizer step of supervised fine-tuning: an example alone, beside others, weighted, and cut anywhere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What is kept of a teacher: read back by text, completed after a kill, and of one teacher only."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

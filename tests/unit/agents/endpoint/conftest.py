@@ -1,7 +1,5 @@
 """A chat model of single characters whose engine says what it is told, and remembers what it saw."""
 
-from __future__ import annotations
-
 import contextlib
 import string
 import threading

@@ -1,7 +1,5 @@
 """Agents of a training run, in processes of their own: what they are given, what they cost, and how they fail."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

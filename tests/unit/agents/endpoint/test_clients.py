@@ -1,8 +1,6 @@
 """Clients that people use, each as its pages show it, against a scripted model. Those that are not installed are
 skipped; docs/serving.md has the versions that they were tried with."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

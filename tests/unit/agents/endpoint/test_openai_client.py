@@ -1,7 +1,5 @@
 """The official client of OpenAI against the endpoint over HTTP."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What is read from a request, and what is refused with which field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

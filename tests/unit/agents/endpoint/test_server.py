@@ -1,7 +1,5 @@
 """The endpoint over HTTP: who may ask, what is too much, and errors in OpenAI's form."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import select

@@ -1,7 +1,5 @@
 """A model served on its own: trajectories by name, their records, and clients that choose how to sample."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Trajectories: the tokens that are recorded are those that the engine saw, whatever an agent asks."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

@@ -1,7 +1,5 @@
 """What is awaited runs in one loop, which nothing that is awaited can end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

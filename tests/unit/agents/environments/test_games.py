@@ -1,7 +1,5 @@
 """Classes with `step`: the forms of Gymnasium and of the older Gym."""
 
-from __future__ import annotations
-
 import pytest
 
 from burnish.agents.environments.games import Integers, actions_of

@@ -1,7 +1,5 @@
 """The game of examples/guess_the_number."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Processes of conversations: lent, used again, ended; and nothing of them is left."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

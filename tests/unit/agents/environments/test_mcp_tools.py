@@ -1,7 +1,5 @@
 """Tools of MCP servers: schemas and results as ours, and servers of a few lines that fail in various ways."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

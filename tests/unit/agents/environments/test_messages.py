@@ -1,7 +1,5 @@
 """What processes say is checked before anything uses it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import date
 from typing import Any

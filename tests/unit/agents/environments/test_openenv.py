@@ -1,7 +1,5 @@
 """Servers of OpenEnv: a small one that speaks its protocol, and the package's own where it is installed."""
 
-from __future__ import annotations
-
 import http
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Games of Gymnasium, and those of other packages by the files of examples/environments."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

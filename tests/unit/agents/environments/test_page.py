@@ -1,7 +1,5 @@
 """The classes of docs/environments.md, as they are printed there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

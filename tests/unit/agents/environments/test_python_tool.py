@@ -1,7 +1,5 @@
 """The tool `python`: what stays and what does not, what the model is told, and that conversations are apart."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

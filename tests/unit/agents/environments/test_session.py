@@ -1,7 +1,5 @@
 """A conversation's process answers what it is asked, in this process here."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Mapping

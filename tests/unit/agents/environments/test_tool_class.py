@@ -1,7 +1,5 @@
 """Classes in the form of TRL's `environment_factory`: methods are tools."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Observations, rewards, openings and steps as environments return them."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Callable

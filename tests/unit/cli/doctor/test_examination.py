@@ -1,7 +1,5 @@
 """Each problem on a machine that has it and nothing else, and what is never shown."""
 
-from __future__ import annotations
-
 import getpass
 import importlib
 import os

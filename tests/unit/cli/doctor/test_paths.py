@@ -1,7 +1,5 @@
 """Which paths are reported: those that a run takes, tried as it tries them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

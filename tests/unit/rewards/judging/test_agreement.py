@@ -1,7 +1,5 @@
 """How far judge and humans agree: figures by hand, and from a scorer."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

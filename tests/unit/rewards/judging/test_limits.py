@@ -1,7 +1,5 @@
 """Requests and tokens a minute, by a clock that only moves when somebody waits."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

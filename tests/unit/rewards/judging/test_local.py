@@ -1,7 +1,5 @@
 """A model of this process as a judge."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path

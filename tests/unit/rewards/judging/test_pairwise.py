@@ -1,7 +1,5 @@
 """Responses of a group against each other."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What a judge is shown: nothing in a response can speak for the judge, and equal texts are equal prompts."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

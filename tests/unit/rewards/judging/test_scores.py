@@ -1,7 +1,5 @@
 """A judge behind HTTP: scores, failures, limits, the cache. The endpoint is a server of this process."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Scores of steps land on the last token of each step, and sum to the reward."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any

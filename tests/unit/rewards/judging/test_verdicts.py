@@ -1,7 +1,5 @@
 """Verdicts are read exactly or not at all, and only at the end of an answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows that go on where they ended: what is read again, what is held, and that the numbers stay."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Sequence

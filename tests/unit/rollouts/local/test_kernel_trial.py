@@ -1,7 +1,5 @@
 """Which decoder an engine takes, by made-up times; that the kernels agree stands in test_kernel_decoder.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock

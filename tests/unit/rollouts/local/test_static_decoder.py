@@ -1,7 +1,5 @@
 """Steps of fixed shapes: the tokens of the other decoders, and what a CUDA graph needs, tried without a GPU."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace

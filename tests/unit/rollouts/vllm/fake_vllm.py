@@ -12,8 +12,6 @@ Log-probabilities of a text depend on all weights, adapters included. FAKE_VLLM_
 a sleep mode, FAKE_VLLM_LORA=none one without adapters; with `partial` it skips one layer of an adapter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -5,8 +5,6 @@ first tensor, and its tokens follow from its seed. It sleeps like vLLM on a GPU 
 FAKE_VLLM), reports each request in the log as `did KIND`, and refuses those that its sleep does not allow.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -1,7 +1,5 @@
 """The vLLM engine with a worker that only speaks its protocol, and the real one as far as it gets without vLLM."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Wider heads compute what the model computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

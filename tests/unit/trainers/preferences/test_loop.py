@@ -1,7 +1,5 @@
 """`burnish prefer` on a preference with a known rule: learning, resume, micro-batches, the reference, bad rows."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

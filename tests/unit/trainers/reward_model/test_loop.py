@@ -1,7 +1,5 @@
 """`burnish rm` end to end on a preference with a known rule; resume, normalisation, reports."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers of a reward model's evaluation, computed by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """From scored rollouts to tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A call to a model of another process goes on while the caller does something else; one of its own waits."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock

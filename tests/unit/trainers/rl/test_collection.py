@@ -1,7 +1,5 @@
 """Collecting a step: noise keys of repeated prompts, refills, failures, the over-long penalty."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

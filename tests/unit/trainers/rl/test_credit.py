@@ -1,7 +1,5 @@
 """From scores to advantages: hand-computed numbers in the stated order of operations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Pass rates of prompts, and the filters that use them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps of several domains: shares, mixing, filters before and after sampling, own limits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

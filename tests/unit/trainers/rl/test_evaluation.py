@@ -1,7 +1,5 @@
 """pass@k and maj@k by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What an optimizer step minimises, on numbers worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

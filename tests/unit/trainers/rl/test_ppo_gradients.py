@@ -1,8 +1,6 @@
 """The gradient of PPO does not depend on how a minibatch is cut, nor on what stands in masked slots, and with a shared
 trunk it is a sum."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Which weights sample which batch, from a collector that only notes what it is asked."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections import defaultdict

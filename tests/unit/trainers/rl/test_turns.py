@@ -1,7 +1,5 @@
 """Conversations in training: what the policy did not sample is context, and nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import pickle

@@ -1,7 +1,5 @@
 """The optimizer steps of a training step, on a policy that only remembers what it was asked."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any

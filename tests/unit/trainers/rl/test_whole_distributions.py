@@ -1,7 +1,5 @@
 """The reverse KL to a teacher over the vocabulary: its share of the loss by hand, its gradient against dense logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What the loop works out by itself: spreads from moments, throughputs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What the trainer knows about each rollout, and what a step leaves behind."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

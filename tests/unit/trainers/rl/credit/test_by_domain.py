@@ -1,7 +1,5 @@
 """Normalisation of scores and weights of advantages by domain, by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What estimators and losses from outside may return, and what is said of anything else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From a run file to partners: which prompts hold conversations, how calls are read, which templates are refused."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Critics as the run file asks: begun from the reward model, with a head of some spread, at the policy's rate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
