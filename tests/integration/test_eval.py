@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import BuildPairs, BuildRl, BuildSft, lines_of, rows_of, trained, trained_rows, write_lines
+from runs import BuildPairs, BuildRl, BuildSft, lines_of, rows_of, trained, write_lines
 
 from burnish.cli import main
 from burnish.config.schema import RunConfig
@@ -113,12 +113,6 @@ def test_weights_are_those_of_the_checkpoint_although_the_run_began_from_scratch
     files = Path(config.output) / "rollouts" / "eval-000002.jsonl", measured
     first, second = ([line["response"] for line in lines_of(file)] for file in files)
     assert first == second
-
-
-def test_an_sft_run_with_every_steps_null_never_evaluates(tiny_sft: BuildSft) -> None:
-    (row,) = trained_rows(tiny_sft("steps=1", evaluation={"every_steps": None}))
-    assert row["step"] == 1
-    assert not [name for name in row if name.startswith("eval/")]
 
 
 @pytest.mark.slow

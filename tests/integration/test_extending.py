@@ -112,14 +112,6 @@ def test_estimator(folder: Path, write_run: Callable[..., Path]) -> None:
     assert any(line["advantage"] for line in rollouts_of(folder / "run"))
 
 
-def test_estimator_of_groups_refuses_groups_of_one(
-    write_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_run(**settings("An advantage estimator"))
-    assert main(["rl", str(path), "rollout.group_size=1"]) == 2
-    assert "group_size" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_policy_loss(folder: Path, write_run: Callable[..., Path]) -> None:
     assert main(["rl", str(write_run(**settings("A policy loss")))]) == 0
@@ -127,12 +119,6 @@ def test_policy_loss(folder: Path, write_run: Callable[..., Path]) -> None:
     for row in rows_of(folder / "run"):
         assert row["policy/distance"] > 0  # the second minibatch is one update away from the sampler
         assert row["policy/grad_norm"] > 0
-
-
-def test_misspelt_option_of_an_own_loss(write_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_run(**settings("A policy loss"))
-    assert main(["rl", str(path), "algorithm.loss_options.pul=1"]) == 2
-    assert "did you mean 'pull'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import torch
 from batches import joined
 from real_steps import sampled_step, with_algorithm
-from runs import BuildRl, BuildSft, trained, untimed_rows
+from runs import BuildRl, trained, untimed_rows
 from torch import Tensor
 
 from burnish.algorithms.aggregation import AGGREGATIONS
@@ -286,11 +286,6 @@ def curves_agree(build: Callable[..., RunConfig], folder: Path) -> None:
 def test_the_curves_of_a_run_do_not_depend_on_the_cut(tiny_run: BuildRl, tmp_path: Path) -> None:
     optimization = {"learning_rate": 1e-3, "epochs": 2, "minibatches": 2}
     curves_agree(partial(tiny_run, optimization=optimization), tmp_path)
-
-
-@pytest.mark.slow
-def test_supervised_curves_do_not_depend_on_the_cut(tiny_sft: BuildSft, tmp_path: Path) -> None:
-    curves_agree(tiny_sft, tmp_path)
 
 
 @pytest.mark.slow

@@ -231,23 +231,6 @@ def nothing(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT): return None
 """
 
 
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        ("algorithm.estimator=odd_parts:text", "algorithm.estimator 'odd_parts:text' returned 'high' as advantages"),
-        ("algorithm.estimator=odd_parts:raising", "algorithm.estimator 'odd_parts:raising' failed: KeyError: 'x'"),
-        ("algorithm.loss=odd_parts:nothing", "algorithm.loss 'odd_parts:nothing' returned None, not a PolicyLoss"),
-    ],
-)
-def test_a_part_of_the_users_that_misbehaves_is_one_message(
-    commands: Any, words: tuple[str, ...], tmp_path: Path, setting: str, told: str
-) -> None:
-    (tmp_path / "odd_parts.py").write_text(PARTS)
-    more = ("algorithm.clip_low=null", "algorithm.clip_high=null", "algorithm.skip_zero_advantages=false")
-    extra = more if "loss" in setting else ()
-    commands.refuse(*words, setting, *extra, before=f"import sys; sys.path.append({str(tmp_path)!r})", says=[told])
-
-
 def test_a_changed_reward_is_refused_and_an_accepted_change_is_on_record(
     commands: Any, words: tuple[str, ...], tmp_path: Path
 ) -> None:

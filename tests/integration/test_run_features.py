@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from runs import BuildRl, lines_of, rollouts_of, trace, trained, trained_rows, untimed_rows
+from runs import BuildRl, lines_of, rollouts_of, trace, trained, trained_rows
 from tiny_models import save_llama
 from transformers import GenerationConfig
 
@@ -101,15 +101,6 @@ def test_bfloat16_weights_move_by_steps_too_small_for_bfloat16(tiny_run: BuildRl
     given = load_file(tiny_model / "model.safetensors")
     moved = [not torch.equal(saved[name], given[name].bfloat16()) for name in saved]
     assert any(moved)  # only float32 masters can collect steps of 1e-5
-
-
-def test_gradient_checkpointing_changes_no_number(tiny_run: BuildRl, tmp_path: Path) -> None:
-    plain, saving = (
-        untimed_rows(trained(tiny_run("optimization.epochs=2", f"output={tmp_path / name}", *words)))
-        for name, words in (("plain", ()), ("saving", ("model.gradient_checkpointing=true",)))
-    )
-    assert len(plain) == 3
-    assert saving == [pytest.approx(row, rel=1e-5, abs=1e-5) for row in plain]
 
 
 def test_weighted_sources_show_by_domain(tiny_run: BuildRl, tiny_task: Path) -> None:
