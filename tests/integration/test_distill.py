@@ -148,7 +148,7 @@ def test_a_served_teacher_is_kept_like_the_one_at_its_path(
 ) -> None:
     at = (f"teacher.url={serve(teacher)}", "teacher.name=big", "teacher.path=null")
     here, there = (
-        trained(config(name, "top_k=4", f"teacher.cache={tmp_path}/{name}-kept", *words))
+        trained_rows(config(name, "top_k=4", f"teacher.cache={tmp_path}/{name}-kept", *words))
         for name, words in (("here", ()), ("there", at))
     )
     for name in ("train/loss", "train/agreement", "eval/divergence"):
