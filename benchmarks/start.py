@@ -2,6 +2,7 @@
 
     python benchmarks/start.py                                # a random model of Qwen2.5-0.5B's shape: some minutes
     python benchmarks/start.py --against CHECKOUT/src         # another version, in turns with this one
+    python benchmarks/start.py --trl PYTHON_WITH_TRL          # TRL's GRPOTrainer, in turns with this one
     python benchmarks/start.py --model FOLDER --precision bfloat16 --repeats 5
     python benchmarks/start.py --forget                       # also the first start, which times the ways that agree
     python benchmarks/start.py --output FOLDER/name           # where the page and the numbers go
@@ -68,7 +69,9 @@ def main() -> None:
         for _ in range(options.repeats):  # in turns, so that a slow spell of the machine hits all versions
             for label, source in versions.items():
                 starts[label].append(start(work, source, options, model, prompts, label))
-    rows = [row for label in versions for row in rows_of(label, starts[label])]
+            if options.trl:
+                starts.setdefault("TRL", []).append(start_trl(work, options, model, prompts))
+    rows = [row for label, found in starts.items() for row in rows_of(label, found)]
     if options.forget:
         rows += [row for label in versions for row in rows_of(f"{label}, first start", [first[label]])]
     publish("start", options.output, rows, to_markdown, precision=options.precision, repeats=options.repeats)
@@ -131,6 +134,19 @@ def start(
         stdout=subprocess.DEVNULL,
         check=True,
     )
+    return read(times, label)
+
+
+def start_trl(work: Path, options: argparse.Namespace, model: Path, prompts: Path) -> dict[str, Any]:
+    """One start of TRL's trainer with the same model and prompts, in a fresh process."""
+    times = work / "times.json"
+    command = [options.trl, HERE / "start_trl.py", times, model, prompts, options.precision]
+    subprocess.run([str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return read(times, "TRL")
+
+
+def read(times: Path, label: str) -> dict[str, Any]:
+    """What a start has written, said as well."""
     found: dict[str, Any] = json.loads(times.read_text(encoding="utf-8"))
     seconds, cpu = found["whole"]
     print(f"{label}: {seconds:.1f} s, {cpu:.1f} processor seconds", file=sys.stderr, flush=True)
@@ -178,6 +194,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--against", type=Path, help="folder `src` of another version")
+    parser.add_argument("--trl", type=Path, help="an interpreter with TRL 1.16")
     parser.add_argument("--forget", action="store_true", help="show the first start, too")
     parser.add_argument("--output", type=Path, default=Path("runs/benchmarks/start"))
     return parser.parse_args()
