@@ -179,6 +179,7 @@ function givenSpan(response, index) {
 }
 
 function duration(seconds) {
+  if (seconds >= 3600) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
   if (seconds >= 60) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
   return seconds >= 0.1 ? `${Number(seconds.toPrecision(2))} s` : `${Number((1000 * seconds).toPrecision(2))} ms`;
 }
