@@ -59,7 +59,7 @@ def mark_cases(items: list[pytest.Item]) -> None:
         if item.nodeid in guards:
             item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
             continue
-        case = item.callspec.id if hasattr(item, "callspec") else ""
+        case = item.nodeid.partition("[")[2].removesuffix("]")
         for name, mark in (("slow_cases", "slow"), ("matrix_cases", "matrix")):
             marker = item.get_closest_marker(name)
             for pattern in () if marker is None else marker.args:

@@ -75,9 +75,12 @@ def refuse() -> str:
 
 def end(how: str) -> str:
     """End the process."""
-    if how == "exit": os._exit(3)
-    if how == "group": os.killpg(0, signal.SIGKILL)
-    if how == "descriptors": os.closerange(0, 1000)
+    if how == "exit":
+        os._exit(3)
+    if how == "group":
+        os.killpg(0, signal.SIGKILL)
+    if how == "descriptors":
+        os.closerange(0, 1000)
     if how == "parent":
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
@@ -86,8 +89,10 @@ def end(how: str) -> str:
 def start(how: str) -> int:
     """Start a program that goes on."""
     sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
-    if how == "child": return subprocess.Popen(sleep).pid
-    if how == "session": return subprocess.Popen(sleep, start_new_session=True).pid
+    if how == "child":
+        return subprocess.Popen(sleep).pid
+    if how == "session":
+        return subprocess.Popen(sleep, start_new_session=True).pid
     quiet = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
     code = f"import subprocess; print(subprocess.Popen({sleep!r}, start_new_session=True, {quiet}).pid)"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
@@ -141,12 +146,18 @@ ENVIRONMENT = '''
 import os, signal, subprocess, sys, time
 
 def bad(what):
-    if what == "raise": raise ValueError("no more")
-    if what == "exit": raise SystemExit(2)
-    if what == "interrupt": raise KeyboardInterrupt("stop")
-    if what == "hang": time.sleep(3600)
-    if what == "die": os._exit(7)
-    if what == "kill": os.killpg(0, signal.SIGKILL)
+    if what == "raise":
+        raise ValueError("no more")
+    if what == "exit":
+        raise SystemExit(2)
+    if what == "interrupt":
+        raise KeyboardInterrupt("stop")
+    if what == "hang":
+        time.sleep(3600)
+    if what == "die":
+        os._exit(7)
+    if what == "kill":
+        os.killpg(0, signal.SIGKILL)
     return {"nan": float("nan"), "object": object(), "big": "x" * 9_000}.get(what, what)
 
 class Game:
@@ -192,8 +203,10 @@ class Desk:
         return "bye"
     def go_wrong(self, how: str) -> str:
         """Go wrong in this way."""
-        if how == "hang": time.sleep(3600)
-        if how == "die": os._exit(1)
+        if how == "hang":
+            time.sleep(3600)
+        if how == "die":
+            os._exit(1)
         raise RuntimeError("it is stuck")
     def process(self) -> int:
         """Which process."""

@@ -18,7 +18,8 @@ class Raises(float):
     def __float__(self): raise ValueError("no number today")
 class Hangs(float):
     def __float__(self):
-        while True: pass
+        while True:
+            pass
 class Exits(float):
     def __float__(self): raise SystemExit(3)
 class Mute(Exception):
@@ -32,7 +33,8 @@ class Poison: __reduce__ = Half.__reduce__
 PLACE = __file__ + ".pwned"
 
 def endless():
-    while True: yield 1.0
+    while True:
+        yield 1.0
 
 def failing():
     yield 1.0

@@ -64,11 +64,15 @@ def too_many(base_url, api_key, model, messages):
         return -1.0
 
 def by_row(base_url, api_key, model, messages, kind):
-    if kind == "hangs": time.sleep(60)
+    if kind == "hangs":
+        time.sleep(60)
     say(base_url, api_key, model, messages)
-    if kind == "hangs later": time.sleep(60)
-    if kind == "dies": os._exit(3)
-    if kind == "raises": raise ValueError("of its own")
+    if kind == "hangs later":
+        time.sleep(60)
+    if kind == "dies":
+        os._exit(3)
+    if kind == "raises":
+        raise ValueError("of its own")
     return {"returns text": "good", "returns nan": float("nan")}.get(kind, 1.0)
 
 def measures(base_url, api_key, model, messages, cases):

@@ -107,10 +107,14 @@ from burnish.agents.tools.calls import Parsed, ToolCall
 
 class Mine:
     def parse(self, text, tools=()):
-        if text == "fail": raise ValueError("no such thing")
-        if text == "odd": return [ToolCall("f", {})]
-        if text == "list": return Parsed(text, [ToolCall("f", {})])
-        if text == "arguments": return Parsed(text, (ToolCall("f", [1]),))
+        if text == "fail":
+            raise ValueError("no such thing")
+        if text == "odd":
+            return [ToolCall("f", {})]
+        if text == "list":
+            return Parsed(text, [ToolCall("f", {})])
+        if text == "arguments":
+            return Parsed(text, (ToolCall("f", [1]),))
         return Parsed("", (ToolCall(text, {}),))
 
 class Deaf:
@@ -125,7 +129,7 @@ class Broken(Mine):
 def test_a_parser_of_the_users(place: str) -> None:
     parser = find_parser(f"{place}:Mine")
     assert parser.parse("f") == Parsed("", (ToolCall("f", {}),))
-    with pytest.raises(RolloutError, match=r"Mine' failed: ValueError: no such thing \(.*own_code.py:6\)"):
+    with pytest.raises(RolloutError, match=r"Mine' failed: ValueError: no such thing \(.*own_code.py:7\)"):
         parser.parse("fail")
     for text in ("odd", "list", "arguments"):
         with pytest.raises(RolloutError, match="Mine' returned"):
